@@ -1,0 +1,1 @@
+"""Vocabulary of every room: types, errors, configuration, run database, object store, telemetry."""

@@ -1,0 +1,89 @@
+"""Typed failures.
+
+Two families, never mixed:
+
+* ``CadenzaError`` is for people. It carries a cause and a mend; the command line prints both on one line and
+  leaves with ``exit_code``. A user's mistake never shows a stack trace.
+* ``RolloutFailure`` is for machines. It names why a rollout has no verdict and says what the reconciler does
+  with it: retry, grade, train. A reward is finite or there is a failure (design invariant 5); nothing becomes 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class CadenzaError(Exception):
+    """One line for the user: what happened, and what to do about it.
+
+    Args:
+        cause: what is wrong, with the offending name or path.
+        mend: the command or change that puts it right.
+    """
+
+    exit_code = 1
+
+    def __init__(self, cause: str, mend: str) -> None:
+        super().__init__(f"{cause}; {mend}")
+        self.cause = cause
+        self.mend = mend
+
+    def __reduce__(self):  # Ray ships exceptions between processes by pickling.
+        return (type(self), (self.cause, self.mend))
+
+
+class ConfigError(CadenzaError):
+    """A recipe, key or value that cannot be used."""
+
+    exit_code = 2
+
+
+class MissingArtifact(CadenzaError):
+    """A model directory, tokenizer, task set or run that is not where it was said to be."""
+
+    exit_code = 3
+
+
+class CorruptArtifact(CadenzaError):
+    """A checkpoint or file whose content does not match its digest or format version."""
+
+    exit_code = 4
+
+
+class SandboxUnavailable(CadenzaError):
+    """The chosen backend cannot run here (design invariant 12: no silent downgrade)."""
+
+    exit_code = 5
+
+
+class ResourceExhausted(CadenzaError):
+    """Too little memory or disk."""
+
+    exit_code = 6
+
+
+class ServiceDied(CadenzaError):
+    """A service process ended and could not be replaced."""
+
+    exit_code = 7
+
+
+class DeadlineExceeded(CadenzaError):
+    """A wait that ran past its deadline; ``cause`` names what was waited for (invariant 9)."""
+
+    exit_code = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFailure:
+    """Why a rollout has no score.
+
+    ``kind`` is one of ``sandbox_gone``, ``grader_crashed``, ``grader_timeout``, ``engine_lost``, ``patch_refused``.
+    ``retry``: run the same slot again. ``counts``: the failure is the model's own and is scored by the
+    per-kind table of the rewards config; infrastructure failures never are.
+    """
+
+    kind: str
+    detail: str
+    retry: bool
+    counts: bool
