@@ -176,4 +176,6 @@ def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> PolicyMod
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise CorruptArtifact(f"the model in {directory} cannot be read ({reason})", mend) from error
-    return model.to(dtype)
+    for parameter in model.parameters():  # not Module.to: the rotary tables stay in fp32
+        parameter.data = parameter.data.to(dtype)
+    return model
