@@ -134,10 +134,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``; never a special token. A lone surrogate, which no UTF-8 file can hold, becomes U+FFFD."""
         try:
-            return self._backend.encode(text, add_special_tokens=False).ids
+            text.encode()
         except UnicodeEncodeError:
-            clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            return self._backend.encode(clean, add_special_tokens=False).ids
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``: specials as their names, undecodable bytes and ids out of range as U+FFFD (case 1)."""
