@@ -38,7 +38,7 @@ class EngineConfig(StrictConfig):
 
 @dataclass(frozen=True)
 class Request:
-    """One turn of a session: append ``new_ids`` to its canonical prefix, then sample."""
+    """One turn of a session: append ``new_ids`` to its canonical prefix, then sample. No new ids: go on sampling."""
 
     session: str
     new_ids: tuple[int, ...]
@@ -106,8 +106,8 @@ class Engine:
         session = self.sessions.get(request.session)
         if session is not None and session.request is not None:
             raise ValueError(f"session {request.session} already has a request in flight")
-        if not request.new_ids:
-            raise ValueError("a request needs at least one new token")
+        if not request.new_ids and (session is None or not session.waiting):
+            raise ValueError("a new session needs at least one token")
         self.queue.append(request)
 
     def close(self, name: str) -> None:
