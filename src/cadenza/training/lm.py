@@ -21,6 +21,9 @@ from cadenza.model.transformer import PolicyModel
 from cadenza.training.optimizers import Optimizers
 
 
+MIN_FILL = 0.7
+
+
 class OptimizerConfig(StrictConfig):
     """Rates are peaks: linear warm-up, flat, then linear decay to ``final_lr_scale`` over ``decay_share``."""
 
@@ -65,12 +68,14 @@ def pad_rows(sequences: list[tuple[np.ndarray, np.ndarray]], multiple: int = 32)
 def microbatches(
     sequences: list[tuple[np.ndarray, np.ndarray]], tokens_per_microbatch: int
 ) -> list[Rows]:
-    """Sorts by length and cuts into microbatches of at most ``tokens_per_microbatch`` padded tokens."""
+    """Sorts by length and cuts into microbatches of at most ``tokens_per_microbatch`` padded tokens, in which no
+    row is shorter than ``MIN_FILL`` of the longest."""
     out: list[Rows] = []
     pending: list[tuple[np.ndarray, np.ndarray]] = []
     for item in sorted(sequences, key=lambda s: -len(s[0])):
         longest = -(-len(pending[0][0] if pending else item[0]) // 32) * 32
-        if pending and longest * (len(pending) + 1) > tokens_per_microbatch:
+        full = longest * (len(pending) + 1) > tokens_per_microbatch
+        if pending and (full or len(item[0]) < MIN_FILL * longest):
             out.append(pad_rows(pending))
             pending = []
         pending.append(item)
@@ -138,7 +143,7 @@ def train(
         for r in rows:
             nll, _, balance = weighted_nll(model, r, bf16)
             (nll / total_weight + config.balance_weight * balance / len(rows)).backward()
-            total_nll += float(nll)
+            total_nll += float(nll.detach())
             tokens += r.ids_BT.numel()
         grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm))
         if not math.isfinite(grad_norm):
