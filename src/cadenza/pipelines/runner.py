@@ -58,6 +58,10 @@ class RunOutcome:
     run_dir: Path
     stages: list[StageOutcome] = field(default_factory=list)
 
+    def to_plain(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return to_plain(self)
+
 
 def run_plan(
     plan: Plan,
@@ -79,6 +83,10 @@ def run_plan(
         ConfigError: a finished or begun stage has another configuration, or another process runs this folder.
         Interrupted: Ctrl-C or SIGTERM. ResourceExhausted: disk full. Any CadenzaError of a stage.
     """
+    if not plan.stages:
+        raise ConfigError(
+            f"recipe {plan.name!r} has no stages", "add a [[stage]] table, or extend another recipe"
+        )
     folder = RunFolder(run_dir)
     if resume and not folder.exists:
         raise MissingArtifact(f"no run to resume at {folder.path}", "check --run-dir, or leave out --resume")
