@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cadenza.core.errors import CorruptArtifact, ResourceExhausted
+from cadenza.core.errors import CorruptArtifact, MissingArtifact, ResourceExhausted
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -97,3 +97,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_folder(path: Path, what: str, mend: str) -> Path:
+    """``path``, when it is a folder. Raises MissingArtifact naming ``what`` otherwise."""
+    path = path.expanduser()
+    if not path.is_dir():
+        raise MissingArtifact(f"no {what} at {path}", mend)
+    return path

@@ -44,7 +44,7 @@ def cpu_model() -> str:
 
 @cache
 def has_bf16() -> bool:
-    """Whether the CPU has bf16 dot products (AVX512-BF16, AMX or Armv8.6 BF16). Without them bf16 is slower than fp32."""
+    """Whether the CPU has bf16 dot products (AVX512-BF16, AMX, Armv8.6 BF16). Without them fp32 is faster."""
     flags = {flag for line in _cpuinfo() if line.startswith(("flags", "Features")) for flag in line.split()}
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
 

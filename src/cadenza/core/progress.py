@@ -152,6 +152,6 @@ def make_progress(quiet: bool = False, stream: TextIO | None = None) -> Progress
     """The right one for where the text goes: stderr by default, so that stdout stays free for results."""
     if quiet:
         return Progress()
-    stream = sys.stderr if stream is None else stream
-    console = Console(file=stream)
-    return TerminalProgress(console) if console.is_terminal else LineProgress(stream)
+    target: TextIO = sys.stderr if stream is None else stream
+    console = Console(file=target)
+    return TerminalProgress(console) if console.is_terminal else LineProgress(target)

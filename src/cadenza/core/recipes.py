@@ -197,7 +197,7 @@ def _ordered(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """TOML text of a composed recipe; reading it back gives the same table. None values are left out (TOML has none)."""
+    """TOML text of a composed recipe; reading it back gives the same table, without its None values."""
     lines = [
         f"{_key(k)} = {_value(v)}"
         for k, v in table.items()

@@ -25,12 +25,15 @@ class Recipe(StrictConfig):
         name: of the run, and of its folder under ``runs/`` unless ``--run-dir`` says another.
         description: one line, shown by ``cadenza train --help`` and ``cadenza runs``.
         seed: of everything random in the run.
+        needs_memory_gb, needs_disk_gb: refuse to start with less of it free (GB of 1e9 bytes).
         stage: the stages in the order they run.
     """
 
     name: str
     description: str = ""
     seed: int = 0
+    needs_memory_gb: float = 0.0
+    needs_disk_gb: float = 0.0
     stage: list[dict[str, Any]] = []
 
 
@@ -69,6 +72,8 @@ class Plan:
     description: str
     seed: int
     stages: tuple[PlannedStage, ...]
+    needs_memory_gb: float = 0.0
+    needs_disk_gb: float = 0.0
 
     def resolved(self) -> dict[str, Any]:
         """The recipe with every default filled in, as a table that ``load_recipe`` would read back."""
@@ -80,7 +85,14 @@ class Plan:
             if planned.inputs:
                 table["inputs"] = {role: str(source) for role, source in planned.inputs.items()}
             stages.append(table | planned.config.model_dump(mode="json"))
-        return {"name": self.name, "description": self.description, "seed": self.seed, "stage": stages}
+        return {
+            "name": self.name,
+            "description": self.description,
+            "seed": self.seed,
+            "needs_memory_gb": self.needs_memory_gb,
+            "needs_disk_gb": self.needs_disk_gb,
+            "stage": stages,
+        }
 
     def toml(self) -> str:
         return to_toml(self.resolved())
@@ -120,7 +132,14 @@ def make_plan(table: Mapping[str, Any]) -> Plan:
     stages: list[PlannedStage] = []
     for entry in recipe.stage:
         stages.append(_plan_stage(entry, recipe.seed, stages))
-    return Plan(recipe.name, recipe.description, recipe.seed, tuple(stages))
+    return Plan(
+        recipe.name,
+        recipe.description,
+        recipe.seed,
+        tuple(stages),
+        needs_memory_gb=recipe.needs_memory_gb,
+        needs_disk_gb=recipe.needs_disk_gb,
+    )
 
 
 def _plan_stage(entry: dict[str, Any], seed: int, earlier: Sequence[PlannedStage]) -> PlannedStage:

@@ -21,6 +21,11 @@ FORMAT = 1
 IDENTITY = "run.json"
 
 
+def database_of(folder: Path) -> Path | str:
+    """The run database of a folder of runs, or what CADENZA_DATABASE names (a file or an SQLAlchemy URL)."""
+    return os.environ.get("CADENZA_DATABASE") or folder / "cadenza.db"
+
+
 class RunFolder:
     """Paths of one run. Nothing is created before ``lock``."""
 
@@ -29,8 +34,7 @@ class RunFolder:
 
     @property
     def database(self) -> Path | str:
-        """The run database of the folder of runs, or what CADENZA_DATABASE names (a file or an SQLAlchemy URL)."""
-        return os.environ.get("CADENZA_DATABASE") or self.path.parent / "cadenza.db"
+        return database_of(self.path.parent)
 
     @property
     def metrics(self) -> Path:

@@ -30,6 +30,7 @@ from cadenza.pipelines.plan import HEAVY, Plan, PlannedStage, missing_extra
 from cadenza.pipelines.run_folder import RunFolder
 from cadenza.pipelines.stages import Figures, StageContext
 
+RESUME = "run the same command again to go on"
 BEGUN = ".stage.json"  # in a partial artifact: whose configuration it belongs to
 
 
@@ -58,6 +59,10 @@ class RunOutcome:
     run_dir: Path
     stages: list[StageOutcome] = field(default_factory=list)
 
+    def to_plain(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return to_plain(self)
+
 
 def run_plan(
     plan: Plan,
@@ -71,6 +76,7 @@ def run_plan(
     """Runs every stage that is not finished.
 
     Args:
+        progress: what a person sees; nothing by default.
         resume: the run must exist already.
         fresh: throw the run's artifacts away first and begin a new run in the same folder.
         restart_from: throw away this stage and those that read it, and make them again.
@@ -79,11 +85,16 @@ def run_plan(
         ConfigError: a finished or begun stage has another configuration, or another process runs this folder.
         Interrupted: Ctrl-C or SIGTERM. ResourceExhausted: disk full. Any CadenzaError of a stage.
     """
+    if not plan.stages:
+        raise ConfigError(
+            f"recipe {plan.name!r} has no stages", "add a [[stage]] table, or extend another recipe"
+        )
     folder = RunFolder(run_dir)
     if resume and not folder.exists:
         raise MissingArtifact(f"no run to resume at {folder.path}", "check --run-dir, or leave out --resume")
     if restart_from is not None:
         plan.stage_named(restart_from)
+    _check_room(plan, folder.path)
     with folder.lock(), ExitStack() as owned:
         if fresh and folder.exists:
             folder.clear([stage.name for stage in plan.stages])
@@ -134,8 +145,13 @@ class _Run:
             with _sigterm_interrupts():
                 for number, planned in enumerate(self.plan.stages):
                     outcome.stages.append(self._finished(planned, number) or self._run_stage(planned, number))
-        except BaseException as error:
-            self._close_run("interrupted" if isinstance(error, Interrupted) else "failed")
+        except (KeyboardInterrupt, Interrupted) as error:
+            self._close_run("interrupted")
+            if isinstance(error, Interrupted):
+                raise
+            raise Interrupted("interrupted between two stages", RESUME) from error
+        except BaseException:
+            self._close_run("failed")
             raise
         self._close_run("finished")
         return outcome
@@ -183,6 +199,12 @@ class _Run:
             return None
         manifest = self._verified(path, planned.name, deep=False)
         about = manifest.about
+        _, digests = self._inputs(planned, deep=False)
+        if about.get("inputs") != digests:
+            raise ConfigError(
+                f"stage {planned.name!r} was made from other inputs than there are now",
+                f"add --restart-from {planned.name} to make it again",
+            )
         known = {stage.name: stage for stage in self.database.stages(self.run_id)}.get(planned.name)
         if known is None or known.status != "finished" or known.artifact_digest != manifest.digest:
             self.database.start_stage(self.run_id, planned.name, number, planned.digest, planned.settings)
@@ -201,14 +223,14 @@ class _Run:
             self.verified.add(path)
         return manifest
 
-    def _inputs(self, planned: PlannedStage) -> tuple[dict[str, Path], dict[str, str]]:
-        """The folder and the content digest that fill each role, checked byte by byte."""
+    def _inputs(self, planned: PlannedStage, deep: bool) -> tuple[dict[str, Path], dict[str, str]]:
+        """The folder and the content digest that fill each role; ``deep``: checked byte by byte."""
         paths: dict[str, Path] = {}
         digests: dict[str, str] = {}
         for role, source in planned.inputs.items():
             if isinstance(source, str):
                 paths[role] = self.folder.artifact(source)
-                digests[role] = self._verified(paths[role], source, deep=True).digest
+                digests[role] = self._verified(paths[role], source, deep).digest
                 continue
             paths[role] = source.expanduser().absolute()
             if not paths[role].exists():
@@ -217,11 +239,11 @@ class _Run:
                     "check the path in the recipe",
                 )
             if (paths[role] / MANIFEST).is_file():
-                digests[role] = verify(paths[role]).digest
+                digests[role] = verify(paths[role], deep).digest
         return paths, digests
 
     def _run_stage(self, planned: PlannedStage, number: int) -> StageOutcome:
-        inputs, input_digests = self._inputs(planned)
+        inputs, input_digests = self._inputs(planned, deep=True)
         settings = planned.settings
         self.database.start_stage(self.run_id, planned.name, number, planned.digest, settings)
         self.progress.line(f"{planned.name}: started")
@@ -284,9 +306,7 @@ class _Run:
         """Records why a stage did not finish, and gives the error to raise instead."""
         told: BaseException = error
         if isinstance(error, KeyboardInterrupt):
-            told = Interrupted(
-                f"interrupted in stage {planned.name!r}", "run the same command again to go on"
-            )
+            told = Interrupted(f"interrupted in stage {planned.name!r}", RESUME)
         elif isinstance(error, ModuleNotFoundError) and error.name in HEAVY:
             told = missing_extra(planned.name, error)
         elif not isinstance(error, CadenzaError) and is_disk_full(error):
@@ -310,6 +330,21 @@ class _Run:
             write_json(path, begun)
 
 
+def _check_room(plan: Plan, path: Path) -> None:
+    """Says before the first stage, and not in the middle of the night, that the machine is too small."""
+    memory, disk = machine.available_memory_bytes() / 1e9, machine.free_disk_bytes(path) / 1e9
+    if memory < plan.needs_memory_gb:
+        raise ResourceExhausted(
+            f"recipe {plan.name!r} needs {plan.needs_memory_gb:g} GB of memory, {memory:.1f} GB are free",
+            "close other programs, or try --set needs_memory_gb=0 at your own risk",
+        )
+    if disk < plan.needs_disk_gb:
+        raise ResourceExhausted(
+            f"recipe {plan.name!r} needs {plan.needs_disk_gb:g} GB of disk, {disk:.1f} GB are free at {path}",
+            "free some space, or choose another --run-dir",
+        )
+
+
 def _out_of_memory(stage: str) -> CadenzaError:
     return ResourceExhausted(
         f"stage {stage!r} ran out of memory", "close other programs or make its batch smaller"
@@ -324,7 +359,12 @@ def _sigterm_interrupts() -> Iterator[None]:
         return
 
     def interrupt(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
+        if signal.getsignal(signal.SIGINT) in (
+            signal.SIG_IGN,
+            None,
+        ):  # a job that a script put in the background
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # asyncio turns this one into a tidy cancellation
 
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:

@@ -19,13 +19,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import ConfigError
-from cadenza.core.progress import Progress
-from cadenza.core.rundb import RunDatabase
-from cadenza.core.telemetry import Telemetry
+
+if TYPE_CHECKING:  # a plan needs none of these, and a dry run is quicker without SQLAlchemy
+    from cadenza.core.progress import Progress
+    from cadenza.core.rundb import RunDatabase
+    from cadenza.core.telemetry import Telemetry
 
 Settings = TypeVar("Settings", bound=StrictConfig)
 Figures = dict[str, Any]  # JSON-ready: what a stage reports, kept in its manifest and in the run database
