@@ -71,7 +71,7 @@ def test_large_n_does_not_overflow_pass_at_k():
 
 def test_too_many_failures_refuse_a_rate_and_say_how_many():
     require_valid(outcomes([[1.0] * 49 + [math.nan]]))
-    with pytest.raises(TooManyInvalid, match="4.0%"):
+    with pytest.raises(TooManyInvalid, match=r"4\.0%"):
         require_valid(outcomes([[1.0] * 48 + [math.nan] * 2]))
     with pytest.raises(TooManyInvalid):
         require_valid(Outcomes((), np.zeros((0, 4)), np.zeros((0, 4))))

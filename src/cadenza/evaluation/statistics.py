@@ -2,11 +2,12 @@
 
 Letters: N tasks, S samples a task, K seeds, B bootstrap draws.
 
-An outcome is 1 (solved), 0 (not solved) or NaN (a typed failure of the infrastructure: no verdict). NaN is left
-out of a task's mean and counted; it never becomes 0. `require_valid` refuses a result with too many of them.
+An outcome is 1 (solved), 0 (not solved) or NaN (a typed failure of the infrastructure: no verdict). NaN is
+left out of a task's mean and counted; it never becomes 0. `require_valid` refuses a result with too many.
 
-The task is the unit of sampling everywhere: S samples of one task say little about the next task, so intervals
-resample tasks with all their samples (and all their seeds). docs/explanation/evaluation.md derives each estimator.
+The task is the unit of sampling everywhere: S samples of one task say little about the next task, so
+intervals resample tasks with all their samples and all their seeds. docs/explanation/evaluation.md derives
+each estimator.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cadenza.core.errors import CadenzaError
 
 DRAWS = 10_000  # of the bootstrap: Monte Carlo error of a 95% bound is below 0.1 points at 200 tasks
 LEVEL = 0.95
-VALID_FLOOR = 0.98  # share of rollouts that need a verdict before a rate may be reported (conventions G2, gate 1)
+VALID_FLOOR = 0.98  # share of rollouts that need a verdict before a rate may be reported
 _CHUNK_CELLS = 4_000_000  # of a (B, N) count matrix held at once: 32 MB
 
 
@@ -34,8 +35,8 @@ class TooManyInvalid(CadenzaError):
 class Outcomes:
     """What one policy did on a list of tasks.
 
-    Shapes: ``solved_NS`` float64 of {0, 1, NaN}; ``tokens_NS`` float64, tokens the policy sampled, NaN where no
-    rollout was recorded. Raises ValueError when shapes, ids or values do not fit.
+    Shapes: ``solved_NS`` float64 of {0, 1, NaN}; ``tokens_NS`` float64, tokens the policy sampled, NaN where
+    no rollout was recorded. Raises ValueError when shapes, ids or values do not fit.
     """
 
     task_ids: tuple[str, ...]
@@ -59,7 +60,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class TaskValues:
-    """One number per task (N) and the range it can take; NaN where the task has too few valid samples for it."""
+    """One number per task (N) and the range it can take; NaN where the task has too few valid samples."""
 
     task_ids: tuple[str, ...]
     values_N: np.ndarray
@@ -70,8 +71,8 @@ class TaskValues:
 class Estimate:
     """A mean over tasks (and seeds) with a percentile interval.
 
-    ``n_tasks`` counts distinct tasks that entered, ``excluded`` task-and-seed cells left out for want of valid
-    samples, ``per_seed`` the estimate of each seed alone, in the order given.
+    ``n_tasks`` counts distinct tasks that entered, ``excluded`` task-and-seed cells left out for want of
+    valid samples, ``per_seed`` the estimate of each seed alone, in the order given.
     """
 
     value: float
@@ -89,8 +90,8 @@ class Estimate:
 
 @dataclass(frozen=True)
 class TokensPerSolved:
-    """Cost of success. ``mean`` and ``median``: sampled tokens of the solved rollouts. ``spent``: tokens of *all*
-    valid rollouts divided by the number solved, so that failures are paid for too. None when nothing was solved."""
+    """Cost of success. ``mean`` and ``median``: sampled tokens of the solved rollouts. ``spent``: tokens of
+    *all* valid rollouts divided by the number solved, so that failures are paid for. None: nothing solved."""
 
     solved: int
     mean: float | None
@@ -100,7 +101,7 @@ class TokensPerSolved:
 
 @dataclass(frozen=True)
 class NonInferiority:
-    """``holds`` iff the lower end of the change's interval lies above ``-margin`` (same unit as the estimate)."""
+    """``holds`` iff the lower end of the change's interval lies above ``-margin`` (unit of the estimate)."""
 
     margin: float
     low: float
@@ -162,13 +163,13 @@ def estimate(
 ) -> Estimate:
     """Pools per-task values over seeds: the mean over tasks within each seed, then the plain mean over seeds.
 
-    Interval: percentile bootstrap in which a task is a cluster. Seeds that share tasks form one stratum: a draw
-    resamples its tasks once and applies the same draw to each of its seeds, so what a task has in common
+    Interval: percentile bootstrap in which a task is a cluster. Seeds that share tasks form one stratum: a
+    draw resamples its tasks once and applies the same draw to each of its seeds, so what a task has in common
     over seeds stays in. Seeds with tasks of their own are strata of their own. Seeds are not resampled: the
-    interval speaks of *these* trained policies on new tasks of the same kind, and `per_seed` shows how far the
-    policies differ.
+    interval speaks of *these* trained policies on new tasks of the same kind, and `per_seed` shows how far
+    the policies differ.
 
-    A sample without any spread (all tasks 0, say) has no bootstrap spread either; its interval is then widened
+    A sample without any spread (all tasks 0, say) has no bootstrap spread either; its interval is widened
     by the exact bound 1 - (alpha/2)^(1/N) instead of pretending to certainty.
 
     Raises ValueError when some seed has no task with a value.
@@ -195,7 +196,7 @@ def paired_change(
     new: Sequence[Outcomes], old: Sequence[Outcomes], *, k: int = 1, level: float = LEVEL,
     draws: int = DRAWS, seed: int = 0,
 ) -> Estimate:  # fmt: skip
-    """Change of pass@k from `old` to `new`, paired by task and seed (one Outcomes per seed, in the same order)."""
+    """Change of pass@k from `old` to `new`, paired by task and seed: one Outcomes per seed, in one order."""
     if len(new) != len(old):
         raise ValueError("both policies need one result per seed")
     pairs = [difference(pass_at_k(n, k), pass_at_k(o, k)) for n, o in zip(new, old, strict=True)]
@@ -205,7 +206,7 @@ def paired_change(
 def non_inferiority(change: Estimate, margin: float) -> NonInferiority:
     """Tests a change against a loss of `margin` (>= 0, same unit: 0.05 is five points).
 
-    The bound is the lower end of the two-sided interval, i.e. one-sided at (1 + level) / 2: the stricter reading.
+    The bound is the lower end of the two-sided interval, i.e. one-sided at (1 + level) / 2: the stricter one.
     """
     if margin < 0:
         raise ValueError(f"a margin is not negative, got {margin}")
