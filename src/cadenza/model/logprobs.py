@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+PADDING = 64  # tokens are padded to a multiple: CPU kernels are compiled per shape
 CHUNK = 512  # tokens; 512 x 1024 fp32 logits are 2 MB, about one core's share of the last-level cache
 
 
@@ -53,5 +54,10 @@ def token_logprobs(
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         x_ND, weight_VD = x_ND.to(dtype), weight_VD.to(dtype)
+    n = x_ND.shape[0]
+    padding = -n % PADDING
+    x_ND = torch.nn.functional.pad(x_ND, (0, 0, 0, padding))
+    target_N = torch.nn.functional.pad(target_N, (0, padding))
     with torch.autocast("cpu", enabled=False):
-        return _TokenLogprobs.apply(x_ND, weight_VD, target_N, 1.0 / temperature)  # type: ignore[return-value]
+        logp_N, entropy_N = _TokenLogprobs.apply(x_ND, weight_VD, target_N, 1.0 / temperature)  # type: ignore[misc]
+    return logp_N[:n], entropy_N[:n]

@@ -52,8 +52,8 @@ class Rows:
     weight_BT: Tensor
 
 
-def pad_rows(sequences: list[tuple[np.ndarray, np.ndarray]], multiple: int = 32) -> Rows:
-    """Right-pads (ids, weights) pairs to one length, a multiple of 32: every new shape costs the CPU kernels a
+def pad_rows(sequences: list[tuple[np.ndarray, np.ndarray]], multiple: int = 64) -> Rows:
+    """Right-pads (ids, weights) pairs to one length, a multiple of 64: every new shape costs the CPU kernels a
     compilation, and padding weighs nothing."""
     longest = max(len(ids) for ids, _ in sequences)
     t = -(-longest // multiple) * multiple
@@ -73,7 +73,7 @@ def microbatches(
     out: list[Rows] = []
     pending: list[tuple[np.ndarray, np.ndarray]] = []
     for item in sorted(sequences, key=lambda s: -len(s[0])):
-        longest = -(-len(pending[0][0] if pending else item[0]) // 32) * 32
+        longest = -(-len(pending[0][0] if pending else item[0]) // 64) * 64
         full = longest * (len(pending) + 1) > tokens_per_microbatch
         if pending and (full or len(item[0]) < MIN_FILL * longest):
             out.append(pad_rows(pending))
