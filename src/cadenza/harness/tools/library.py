@@ -13,6 +13,7 @@ from cadenza.harness.tools.grep import Grep
 from cadenza.harness.tools.list_dir import ListDir
 from cadenza.harness.tools.read_file import ReadFile
 from cadenza.harness.tools.run_tests import RunTests
+from cadenza.sandbox.errors import PathRefused, SandboxGone
 from cadenza.tokens import Call
 
 
@@ -41,16 +42,19 @@ class ToolLibrary:
             return await tool(sandbox, call)
         except ToolError as error:
             return ToolResult(f"error: {error}" if str(error) else f"error: usage: {tool.usage}", error.kind)
+        except SandboxGone:
+            raise
         except (FileNotFoundError, NotADirectoryError):
             return ToolResult("error: no such file", "not_found")
         except IsADirectoryError:
             return ToolResult("error: is a folder", "not_found")
-        except PermissionError:
+        except (PermissionError, PathRefused):
             return ToolResult("error: refused", "refused")
         except TimeoutError:
             return ToolResult("error: timeout", "timeout")
-        except OSError as error:
-            return ToolResult(f"error: {error.strerror or error}"[:120], "unexpected_environment")
+        except Exception as error:  # whatever a tool did not foresee is a typed result, counted in the trace
+            reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+            return ToolResult(f"error: {reason}"[:80], "unexpected_environment")
 
 
 def demo_tools(*, test_timeout_s: float = 5.0) -> ToolLibrary:

@@ -34,31 +34,13 @@ class RunTests:
         if not bad and not result.failures:
             passed = sum(outcome == "passed" for outcome in result.tests.values())
             return ToolResult(f"ok: {passed} passed" if passed else "no tests ran")
-        lines = [await _describe(sandbox, failure) for failure in result.failures[: self.most]]
+        lines = [_describe(failure) for failure in result.failures[: self.most]]
         hidden = max(len(bad), len(result.failures)) - len(lines)
         return ToolResult("\n".join(lines + ([f"+{hidden} more"] if hidden else [])))
 
 
-async def _describe(sandbox: Any, failure: Any) -> str:
-    name = failure.nodeid.rsplit("::", 1)[-1].removeprefix("/work/")
-    path, number = _inside(failure.path), failure.line
-    source = await _source_line(sandbox, path, number) if path and number else None
-    place = f"{path}:{number}" if path and number else None
-    return f"{name}: {failure_line(failure.message, source, place)}"
-
-
-def _inside(path: str | None) -> str | None:
-    """A path of the working folder, relative; None for the standard library and the like."""
-    if not path:
-        return None
-    if path.startswith("/"):
-        return path.removeprefix("/work/") if path.startswith("/work/") else None
-    return None if path.startswith("..") else path
-
-
-async def _source_line(sandbox: Any, path: str, number: int) -> str | None:
-    try:
-        lines = (await sandbox.read(path)).decode("utf-8", "replace").split("\n")
-    except OSError:
-        return None
-    return lines[number - 1] if 0 < number <= len(lines) else None
+def _describe(failure: Any) -> str:
+    name = failure.nodeid.rsplit("::", 1)[-1]
+    inside = failure.path and failure.line and not failure.path.startswith("/")
+    place = f"{failure.path}:{failure.line}" if inside else None
+    return f"{name}: {failure_line(failure.message, failure.source, place)}"
