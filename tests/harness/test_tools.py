@@ -139,10 +139,10 @@ def test_an_edit_that_moves_lines_shows_the_new_neighbourhood(make_sandbox):
     assert sandbox.files["a.py"] == b"z\ny\nc\nd\n"
 
 
-def result_of(tests, failures=(), timed_out=False):
+def result_of(tests, failures=(), timed_out=False, code=1):
     class PytestSandbox:
         async def pytest(self, args, **_):
-            return PytestResult(1, tests, list(failures), "", timed_out, 0.0)
+            return PytestResult(code, tests, list(failures), "", timed_out, 0.0)
 
     return use(PytestSandbox(), "run_tests")
 
@@ -155,8 +155,10 @@ def test_run_tests_is_one_line_a_failure_and_at_most_two():
     result = result_of({f.nodeid: "failed" for f in failures} | {"test_a.py::ok": "passed"}, failures)
     assert result.text == "test_0: assert total([0]) == 6, got 5\ntest_1: assert total([1]) == 6, got 5\n+1 more"
     assert result.error_kind is None
-    assert result_of({"t::a": "passed", "t::b": "skipped"}).text == "ok: 1 passed"
-    assert result_of({}).text == "no tests ran"
+    assert result_of({"t::a": "passed", "t::b": "skipped"}, code=0).text == "ok: 1 passed"
+    assert result_of({}, code=5).text == "no tests ran"
+    for code in (70, -9, 3):  # the code under test ended the process: its passed tests are no success
+        assert result_of({"t::a": "passed"}, code=code).error_kind == "unexpected_environment"
     assert result_of({}, timed_out=True).error_kind == "timeout"
     broken = Failure("test_a.py", "SyntaxError: invalid syntax", "a.py", 7, "def f(:")
     assert result_of({}, [broken]).text == "test_a.py: SyntaxError: invalid syntax at a.py:7"

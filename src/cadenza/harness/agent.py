@@ -98,7 +98,8 @@ class Agent:
     ) -> AgentResult:
         """Runs to the end and returns; the caller owns ``session`` and ``sandbox`` and frees them.
 
-        Raises SessionLost, SandboxGone (case 12) and CancelledError; nothing the model samples raises.
+        Raises SessionLost, SandboxGone (case 12), DeadlineExceeded of a sandbox that does not answer, and
+        CancelledError; nothing the model samples raises.
         """
         run = _Run(SegmentBuilder(), sampling or Sampling(), on_step)
         begun = time.perf_counter()

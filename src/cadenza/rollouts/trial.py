@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cadenza.core.config import StrictConfig
-from cadenza.core.errors import CadenzaError, RolloutFailure
+from cadenza.core.errors import DeadlineExceeded, RolloutFailure
 from cadenza.core.types import Rollout, Task, Verdict
 from cadenza.harness import Agent, AgentResult
 from cadenza.harness.tools.list_dir import is_litter
@@ -58,7 +58,8 @@ async def run_trial(
 
     Failures of the world come back as a verdict with ``retry`` (``sandbox_gone``, ``engine_lost``,
     ``grader_timeout``, ``grader_crashed``); a patch that cannot be made counts as the model's own
-    (``patch_refused``). Raises CadenzaError (this machine cannot run sandboxes) and CancelledError.
+    (``patch_refused``). Raises SandboxUnavailable, ServiceDied
+    (the backend is gone), FileNotFoundError (the task is) and CancelledError.
     """
     deadlines = deadlines or Deadlines()
     timings: dict[str, float] = {}
@@ -135,7 +136,7 @@ async def _work(
         async with asyncio.timeout(deadlines.patch_s):
             changes = await sandbox.changes()
         return result, patch_of(repository, changes)
-    except SandboxGone as error:
+    except (SandboxGone, DeadlineExceeded) as error:
         raise _Failed("sandbox_gone", str(error), retry=True, counts=False) from error
     except SessionLost as error:
         raise _Failed("engine_lost", str(error), retry=True, counts=False) from error
@@ -151,9 +152,7 @@ async def _lease(backend: Any, spec: SandboxSpec, deadline_s: float) -> Any:
     try:
         async with asyncio.timeout(deadline_s):
             return await backend.create(spec)
-    except CadenzaError:
-        raise
-    except (TimeoutError, SandboxGone, OSError) as error:
+    except (TimeoutError, DeadlineExceeded, SandboxGone) as error:
         detail = str(error) or f"no sandbox within {deadline_s} s"
         raise _Failed("sandbox_gone", detail, retry=True, counts=False) from error
 
@@ -175,7 +174,7 @@ async def _grade(
             return await grade(backend, task, patch, deadlines.grade_s)
     except TimeoutError as error:
         raise _Failed("grader_timeout", f"over {deadlines.grade_s} s", retry=True, counts=False) from error
-    except SandboxGone as error:
+    except (SandboxGone, DeadlineExceeded) as error:
         raise _Failed("grader_crashed", str(error), retry=True, counts=False) from error
     finally:
         timings["grade"] = time.perf_counter() - begun

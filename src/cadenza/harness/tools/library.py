@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
+from cadenza.core.errors import CadenzaError
 from cadenza.harness.tools.base import Tool, ToolError, ToolResult
 from cadenza.harness.tools.edit_line import EditLine
 from cadenza.harness.tools.finish import Finish
@@ -18,7 +19,7 @@ from cadenza.tokens import Call
 
 
 class ToolLibrary:
-    """Tools by name. ``run`` raises only what stops a trial: a lost sandbox, cancellation."""
+    """Tools by name. ``run`` raises only what stops a trial: a sandbox that is lost or does not answer, cancellation."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -34,7 +35,7 @@ class ToolLibrary:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     async def run(self, call: Call, sandbox: Any) -> ToolResult:
-        """Dispatches one call. Raises SandboxGone when the sandbox died under the tool (case 12)."""
+        """Dispatches one call. Raises SandboxGone or CadenzaError when the sandbox died under the tool (case 12)."""
         tool = self._tools.get(call.name)
         if tool is None:
             return ToolResult(f"error: no tool {call.name[:40]}", "unknown_tool")
@@ -42,7 +43,7 @@ class ToolLibrary:
             return await tool(sandbox, call)
         except ToolError as error:
             return ToolResult(f"error: {error}" if str(error) else f"error: usage: {tool.usage}", error.kind)
-        except SandboxGone:
+        except (SandboxGone, CadenzaError):  # the world failed, not the call: never shown to the model
             raise
         except (FileNotFoundError, NotADirectoryError):
             return ToolResult("error: no such file", "not_found")
@@ -57,6 +58,6 @@ class ToolLibrary:
             return ToolResult(f"error: {reason}"[:80], "unexpected_environment")
 
 
-def demo_tools(*, test_timeout_s: float = 5.0) -> ToolLibrary:
+def demo_tools(*, test_timeout_s: float = 2.0) -> ToolLibrary:
     """The six tools of the demo agent."""
     return ToolLibrary([ListDir(), ReadFile(), Grep(), EditLine(), RunTests(timeout_s=test_timeout_s), Finish()])
