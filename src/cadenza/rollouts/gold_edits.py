@@ -60,20 +60,19 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _file_edits(path: str, old: list[str], new: list[str]) -> list[LineEdit]:
-    edits: list[LineEdit] = []
+    if not old:
+        raise ValueError(f"{path}: edit_line cannot write into an empty file")
+    becomes: list[tuple[str, ...]] = [(line,) for line in old]
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-        if tag == "equal":
-            continue
         if tag == "insert":  # goes with the line before it, or with the first line
-            anchor = max(i1 - 1, 0)
-            text = (*new[j1:j2], old[anchor]) if i1 == 0 else (old[anchor], *new[j1:j2])
-            edits.append(LineEdit(path, anchor + 1, old[anchor], text))
-        elif i2 - i1 == j2 - j1:
-            edits += [LineEdit(path, i + 1, old[i], (new[j],)) for i, j in zip(range(i1, i2), range(j1, j2), strict=True)]
-        else:
-            edits.append(LineEdit(path, i1 + 1, old[i1], tuple(new[j1:j2])))
-            edits += [LineEdit(path, i + 1, old[i], ()) for i in range(i1 + 1, i2)]
-    if any(edit.new == ("",) for edit in edits):
+            becomes[max(i1 - 1, 0)] = (*new[j1:j2], *becomes[0]) if i1 == 0 else (*becomes[i1 - 1], *new[j1:j2])
+        elif tag != "equal":
+            paired = i2 - i1 == j2 - j1
+            for i in range(i1, i2):
+                becomes[i] = (new[j1 + i - i1],) if paired else tuple(new[j1:j2]) if i == i1 else ()
+    if ("",) in [text for line, text in zip(old, becomes, strict=True) if text != (line,)]:
         raise ValueError(f"{path}: edit_line cannot write a single blank line")
-    return sorted(edits, key=lambda edit: -edit.line)
+    return [
+        LineEdit(path, i + 1, old[i], becomes[i]) for i in reversed(range(len(old))) if becomes[i] != (old[i],)
+    ]
