@@ -98,7 +98,8 @@ class Agent:
     ) -> AgentResult:
         """Runs to the end and returns; the caller owns ``session`` and ``sandbox`` and frees them.
 
-        Raises SessionLost, SandboxGone (case 12) and CancelledError; nothing the model samples raises.
+        Raises SessionLost, SandboxGone (case 12), DeadlineExceeded of a sandbox that does not answer, and
+        CancelledError; nothing the model samples raises.
         """
         run = _Run(SegmentBuilder(), sampling or Sampling(), on_step)
         begun = time.perf_counter()
@@ -135,7 +136,7 @@ class Agent:
             sampled = await self._sample(run, session, new_ids, budget)
             run.builder.add_given(new_ids, new_kinds)
             aligned = run.builder.add_sampled(sampled, self.renderer.kinds_of_sampled(sampled.ids))
-            entry: dict[str, Any] = {"turn": turn, "text": self.renderer.tokenizer.decode(sampled.ids)}
+            entry: dict[str, Any] = {"turn": turn}
             if sampled.note is not None:
                 entry["note"] = sampled.note
             if not aligned:
@@ -143,11 +144,19 @@ class Agent:
                 entry["misaligned"] = True
             if sampled.finish == "length":
                 run.counters["truncated"] += 1
-                run.log({**entry, "error_kind": "truncated"})
+                text = self.renderer.tokenizer.decode(sampled.ids)
+                run.log({**entry, "text": text, "error_kind": "truncated"})
                 return "context" if budget == room < limits.max_tokens_per_turn else "max_tokens"
             parsed = self.renderer.parse(sampled.ids)
-            result = await self._act(run, parsed, sandbox)
-            run.log({**entry, **_readable(parsed), "output": result.text, "error_kind": result.error_kind})
+            entry |= _readable(parsed)
+            if isinstance(parsed.action, BrokenCall):
+                entry["text"] = self.renderer.tokenizer.decode(sampled.ids)
+            try:
+                result = await self._act(run, parsed, sandbox)
+            except asyncio.CancelledError:
+                run.log({**entry, "error_kind": "deadline"})
+                raise
+            run.log({**entry, "output": result.text, "error_kind": result.error_kind})
             if result.ends:
                 return "finish"
             if run.broken_in_a_row >= limits.max_broken_in_a_row:
@@ -194,7 +203,7 @@ class Agent:
         if over <= 0:
             return ids, kinds
         tokenizer = self.renderer.tokenizer
-        marker_tokens = 12
+        marker_tokens = 24
         head = tokenizer.decode(tokenizer.encode(text)[: max(self.limits.max_output_tokens - marker_tokens, 0)])
         head = head[: head.rfind("\n")] if "\n" in head else head.rstrip("\ufffd")
         missing = text.count("\n") - head.count("\n")

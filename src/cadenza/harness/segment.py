@@ -10,6 +10,8 @@ import numpy as np
 from cadenza.core.types import Segment
 from cadenza.tokens import Sampled
 
+_LEAST_LOGPROB = -1e30  # below it float32 turns a finite float into -inf
+
 
 class SegmentBuilder:
     """Grows one context. Every id is added once, with its kind; a sampled one also with log-prob and version."""
@@ -36,7 +38,7 @@ class SegmentBuilder:
         masked (``sampled`` False), never padded; then the answer is False."""
         count = len(sampled.ids)
         aligned = len(sampled.logprobs) == len(sampled.versions) == count and all(
-            math.isfinite(logprob) for logprob in sampled.logprobs
+            math.isfinite(logprob) and logprob > _LEAST_LOGPROB for logprob in sampled.logprobs
         )
         start = len(self._ids)
         self._ids += sampled.ids

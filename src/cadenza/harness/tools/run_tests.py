@@ -20,7 +20,7 @@ class RunTests:
     name = "run_tests"
     usage = "run_tests"
 
-    def __init__(self, most: int = 2, timeout_s: float = 5.0) -> None:
+    def __init__(self, most: int = 2, timeout_s: float = 2.0) -> None:
         self.most = most
         self.timeout_s = timeout_s
 
@@ -30,35 +30,25 @@ class RunTests:
         result = await sandbox.pytest([], timeout_s=self.timeout_s)
         if result.timed_out:
             raise ToolError("timeout", "tests ran too long")
-        bad = [test for test, outcome in result.tests.items() if outcome in ("failed", "error")]
+        bad = sum(outcome in ("failed", "error") for outcome in result.tests.values())
         if not bad and not result.failures:
-            passed = sum(outcome == "passed" for outcome in result.tests.values())
-            return ToolResult(f"ok: {passed} passed" if passed else "no tests ran")
-        lines = [await _describe(sandbox, failure) for failure in result.failures[: self.most]]
-        hidden = max(len(bad), len(result.failures)) - len(lines)
+            return _without_failures(result)
+        lines = [_describe(failure) for failure in result.failures[: self.most]]
+        hidden = max(bad, len(result.failures)) - len(lines)
         return ToolResult("\n".join(lines + ([f"+{hidden} more"] if hidden else [])))
 
 
-async def _describe(sandbox: Any, failure: Any) -> str:
-    name = failure.nodeid.rsplit("::", 1)[-1].removeprefix("/work/")
-    path, number = _inside(failure.path), failure.line
-    source = await _source_line(sandbox, path, number) if path and number else None
-    place = f"{path}:{number}" if path and number else None
-    return f"{name}: {failure_line(failure.message, source, place)}"
+def _without_failures(result: Any) -> ToolResult:
+    """Only pytest's own success is one: code that ends the process with 0 in the middle of the tests has not passed."""
+    if result.exit_code == 0:
+        return ToolResult(f"ok: {sum(outcome == 'passed' for outcome in result.tests.values())} passed")
+    if result.exit_code == 5:
+        return ToolResult("no tests ran")
+    raise ToolError("unexpected_environment", f"tests ended early, {result.limit or 'exit'} {result.exit_code}")
 
 
-def _inside(path: str | None) -> str | None:
-    """A path of the working folder, relative; None for the standard library and the like."""
-    if not path:
-        return None
-    if path.startswith("/"):
-        return path.removeprefix("/work/") if path.startswith("/work/") else None
-    return None if path.startswith("..") else path
-
-
-async def _source_line(sandbox: Any, path: str, number: int) -> str | None:
-    try:
-        lines = (await sandbox.read(path)).decode("utf-8", "replace").split("\n")
-    except OSError:
-        return None
-    return lines[number - 1] if 0 < number <= len(lines) else None
+def _describe(failure: Any) -> str:
+    name = failure.nodeid.rsplit("::", 1)[-1]
+    inside = failure.path and failure.line and not failure.path.startswith("/")
+    place = f"{failure.path}:{failure.line}" if inside else None
+    return f"{name}: {failure_line(failure.message, failure.source, place)}"
