@@ -29,6 +29,7 @@ class EngineClient:
         self.renderer = renderer
         self.name = uuid.uuid4().hex[:8]
         self.waiting = 0
+        self.on_waiting: Callable[[], None] = lambda: None  # told after every change of ``waiting``
         self._numbers = itertools.count()
         self._requests: list[Request] = []
         self._closed: list[str] = []
@@ -49,10 +50,12 @@ class EngineClient:
         self._requests.append(request)
         self._wake.set()
         self.waiting += 1
+        self.on_waiting()
         try:
             return await future
         finally:
             self.waiting -= 1
+            self.on_waiting()
             self._answers.pop(request.session, None)
 
     def close_session(self, name: str) -> None:
