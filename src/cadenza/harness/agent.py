@@ -37,7 +37,7 @@ class Limits(StrictConfig):
     max_turns: int = 16
     max_tokens_per_turn: int = 96
     max_context_tokens: int = 1024
-    max_output_tokens: int = 384  # of one tool result
+    max_output_tokens: int = 448  # of one tool result
     max_broken_in_a_row: int = 3
     wall_s: float = 60.0
 
