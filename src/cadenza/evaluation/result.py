@@ -154,7 +154,7 @@ def facts_of(task: Task) -> TaskFacts:
         family="+".join(sorted(families)),
         ambiguity=task.ambiguity,
         edits=int(about.get("edits", len(families))),
-        unseen=bool(about.get("unseen", False)),
+        unseen=bool(about.get("unseen", task.split == "unseen")),
     )
 
 
