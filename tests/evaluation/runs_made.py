@@ -161,6 +161,6 @@ def _write_trajectories(folder: Path) -> None:
                 ambiguity=1,
                 tokens=tokens,
                 patch=patch if solved else "",
-            )  # fmt: skip
+            )
         )
     append_lines(folder / "trajectories.jsonl", rows)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 440, 230
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 34
+WIDTH, HEIGHT = 320, 186
+_LEFT, _RIGHT, _TOP, _BOTTOM = 42, 10, 10, 34
 _MAX_POINTS = 400  # drawn per line; more would only be overdrawn pixels
 
 
@@ -45,6 +45,12 @@ def number(value: float) -> str:
     if size and size < 0.001:
         return f"{value:.0e}"
     return f"{value:.4g}" if size >= 1000 else f"{value:.3g}"
+
+
+def signed(points: float) -> str:
+    """+1.2 or −0.4, with a real minus sign; a value that rounds to zero has no sign."""
+    text = f"{points:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
 
 
 def running_mean(ys: Sequence[float], window: int) -> list[float]:
@@ -92,7 +98,7 @@ def line_chart(
         text = f"{100 * y:.3g}%" if percent else number(y)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{py}" y2="{py}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 7}" y="{py + 4}" text-anchor="end">{text}</text>')
-    for x in ticks(x0, x1, 5):
+    for x in ticks(x0, x1):
         px, _ = at(x, y0)
         parts.append(
             f'<text class="tick" x="{px}" y="{HEIGHT - _BOTTOM + 16}" text-anchor="middle">{number(x)}</text>'

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cadenza.evaluation.charts import Strip, strip
+from cadenza.evaluation.charts import Strip, signed, strip
 from cadenza.evaluation.comparison import Change, Comparison, Row, compare, label, ordered
 from cadenza.evaluation.report_charts import STAGE_TITLES, Chart, plain_chart, stage_charts
 from cadenza.evaluation.report_inputs import RunInfo, RunInputs, Span, Trajectory, now_iso, read_run
@@ -122,7 +122,7 @@ def write_report(run_dir: Path, out_dir: Path | None = None, run: RunInfo | None
 
     Raises MissingArtifact when there is no such run, OSError when the disk refuses.
     """
-    from cadenza.evaluation.report_html import render_html
+    from cadenza.evaluation.report_html import render_html  # it needs Report, defined here
 
     report = build_report(read_run(run_dir, run))
     out_dir = out_dir or run_dir
@@ -172,7 +172,7 @@ def headline(comparisons: Sequence[Comparison]) -> Headline:
     value, low, high = change.sampled.points()
     detail = (
         f"Paired over {change.sampled.n_tasks} held-out tasks, {_seeds(change.seeds)}: "
-        f"{value:+.1f} points of pass@1, 95% interval {low:+.1f} to {high:+.1f}."
+        f"{signed(value)} points of pass@1, 95% interval {signed(low)} to {signed(high)}."
     )
     old, new = _percent(rows["sft"].sampled), _percent(rows["rl"].sampled)
     if low > 0:

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from cadenza.evaluation.charts import number, strip_svg
+from cadenza.evaluation.charts import number, signed, strip_svg
 from cadenza.evaluation.comparison import Change, Comparison, Row, label
 from cadenza.evaluation.report import Report
 from cadenza.evaluation.statistics import Estimate, NonInferiority
@@ -24,7 +24,12 @@ def render_html(report: Report) -> str:
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     env.filters.update(
-        pct=_pct, number=number, duration=duration, policy=label, share=lambda x: f"{100 * x:.2f}%"
+        pct=_pct,
+        number=number,
+        duration=duration,
+        policy=label,
+        signed=signed,
+        share=lambda x: f"{100 * x:.2f}%",
     )
     env.globals.update(
         strip_svg=lambda lane: Markup(strip_svg(lane)),

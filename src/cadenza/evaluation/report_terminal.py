@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cadenza.evaluation.charts import signed
 from cadenza.evaluation.comparison import Comparison, label
 from cadenza.evaluation.report import Report
 from cadenza.evaluation.report_html import bars, changes, duration
@@ -73,8 +74,8 @@ def _changes(view: Comparison) -> Table:
         table.add_row(
             f"{label(row['old'])} → {label(row['new'])}",
             row["kind"],
-            Text(f"{row['point']:+.1f} points", style=_TONES[row["tone"]]),
-            f"[{row['low']:+.1f}, {row['high']:+.1f}]".replace("[", "\\["),
+            Text(f"{signed(row['point'])} points", style=_TONES[row["tone"]]),
+            f"\\[{signed(row['low'])}, {signed(row['high'])}]",
             "" if holds is None else f"−{100 * holds.margin:.0f} {ruled}",
         )
     return table
