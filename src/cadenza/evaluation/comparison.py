@@ -46,7 +46,7 @@ class View:
 VIEWS = (
     View("heldout", "Held-out tasks, families seen in training", ("heldout",), lambda f: not f.unseen),
     View("unseen", "Families never trained on", ("heldout", "unseen"), lambda f: f.unseen),
-    View("hard", "Hard split: two edits in two files", ("hard",), lambda f: True),
+    View("hard", "Hard split: two edits in two files", ("hard", "heldout_hard"), lambda f: True),
 )
 
 

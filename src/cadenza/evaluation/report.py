@@ -18,7 +18,7 @@ from cadenza.evaluation.charts import Strip, signed, strip
 from cadenza.evaluation.comparison import Change, Comparison, Row, compare, label, ordered
 from cadenza.evaluation.report_charts import STAGE_TITLES, Chart, plain_chart, stage_charts
 from cadenza.evaluation.report_inputs import RunInfo, RunInputs, Span, Trajectory, now_iso, read_run
-from cadenza.evaluation.result import EvalResult, write_atomically
+from cadenza.evaluation.result import EvalResult, write_text
 from cadenza.evaluation.statistics import Estimate, pass_at_k
 
 FORMAT_VERSION = 1
@@ -120,15 +120,15 @@ def build_report(inputs: RunInputs) -> Report:
 def write_report(run_dir: Path, out_dir: Path | None = None, run: RunInfo | None = None) -> Report:
     """Reads `run_dir`, writes report.html and report.json into `out_dir` (default: `run_dir`), returns the report.
 
-    Raises MissingArtifact when there is no such run, OSError when the disk refuses.
+    Raises MissingArtifact when there is no such run, ResourceExhausted on a full disk.
     """
     from cadenza.evaluation.report_html import render_html  # it needs Report, defined here
 
     report = build_report(read_run(run_dir, run))
     out_dir = out_dir or run_dir
     text = json.dumps(to_json(report), indent=2, allow_nan=False, ensure_ascii=False)
-    write_atomically(out_dir / "report.json", text + "\n")
-    write_atomically(out_dir / "report.html", render_html(report))
+    write_text(out_dir / "report.json", text + "\n")
+    write_text(out_dir / "report.html", render_html(report))
     return report
 
 

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, MissingArtifact
 from cadenza.core.types import Rollout, Task
-from cadenza.evaluation.result import EvalResult, write_atomically
+from cadenza.evaluation.result import EvalResult, write_text
 
 MAX_TURN_CHARS = 1200  # of one turn shown in the report
 
@@ -71,7 +71,7 @@ class Span(StrictConfig):
 
 
 class Turn(StrictConfig):
-    """``kind``: think | call | output | final."""
+    """``kind``: think | call | output | final | broken (a call that could not be read)."""
 
     kind: str
     text: str
@@ -150,7 +150,7 @@ class MetricWriter:
 
 def write_run_info(folder: Path, run: RunInfo) -> None:
     """Replaces run_info.json atomically."""
-    write_atomically(folder / "run_info.json", run.model_dump_json(indent=2) + "\n")
+    write_text(folder / "run_info.json", run.model_dump_json(indent=2) + "\n")
 
 
 def append_lines(path: Path, items: list[Span] | list[Trajectory]) -> None:
@@ -164,9 +164,15 @@ def trajectory_of(task: Task, prompt: str, policy: str, sample: int, rollout: Ro
     """Reads a rollout's trace into turns; long texts are cut and say so."""
     turns = []
     for entry in rollout.trace:
-        for kind in ("think", "call", "output", "final"):
-            if entry.get(kind) is not None:
-                turns.append(Turn(kind=kind, text=_cut(_text(entry[kind]))))
+        for kind, key in (
+            ("think", "think"),
+            ("call", "call"),
+            ("broken", "text"),
+            ("final", "final"),
+            ("output", "output"),
+        ):
+            if entry.get(key):
+                turns.append(Turn(kind=kind, text=_cut(_text(entry[key]))))
     score = rollout.verdict.score
     return Trajectory(
         task_id=task.id,
