@@ -35,16 +35,25 @@ class Scope:
         self.lines = lines
         self.rng = rng
         self.tree = ast.parse("\n".join(lines))
-        self.functions = [n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)]
+        tops = [*self.tree.body, *(n for c in self.tree.body if isinstance(c, ast.ClassDef) for n in c.body)]
+        self.functions = [n for n in tops if isinstance(n, ast.FunctionDef)]
         self.nodes: list[tuple[ast.FunctionDef, ast.AST]] = []
+        self.parents: dict[ast.AST, ast.AST] = {}
         for f in self.functions:
             for statement in f.body:
+                self.parents[statement] = f
                 if not _is_docstring(statement):
-                    self.nodes.extend((f, n) for n in ast.walk(statement))
-        self.parents = {child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)}
+                    self._walk(f, statement)
         first = [s for f in self.functions for s in f.body if _is_initial(f, s)]
         self.initial = {id(s) for s in first}
         self.initial_lines = {s.lineno - 1 for s in first}
+
+    def _walk(self, f: ast.FunctionDef, node: ast.AST) -> None:
+        self.nodes.append((f, node))
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, (ast.operator, ast.cmpop, ast.boolop, ast.unaryop, ast.expr_context)):
+                self.parents[child] = node
+                self._walk(f, child)
 
     def of(self, *kinds: type) -> Iterator:
         """The nodes of these kinds inside function bodies."""
@@ -57,10 +66,11 @@ class Scope:
 
     def in_initial(self, node: ast.AST) -> bool:
         """Whether the node is inside a statement that gives an initial value (a family of its own)."""
-        while node is not None:
-            if id(node) in self.initial:
+        up: ast.AST | None = node
+        while up is not None:
+            if id(up) in self.initial:
                 return True
-            node = self.parents.get(node)
+            up = self.parents.get(up)
         return False
 
     def splice(self, family: str, node: ast.AST, text: str) -> Mutation:
