@@ -114,8 +114,8 @@ def test_an_evaluation_that_hangs_ends_at_its_deadline_and_names_it():
     async def trial(of, sample, seed):
         await asyncio.Event().wait()
 
-    with pytest.raises(DeadlineExceeded, match="0 of 24 rollouts"):
-        run(trial, limits=EvalLimits(deadline_s=0.02))
+    with pytest.raises(DeadlineExceeded, match="started 5 of 24"):
+        run(trial, limits=EvalLimits(deadline_s=0.02, concurrency=5))
 
 
 def test_slot_seeds_do_not_depend_on_policy_or_order_and_differ():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rollouts_made import task
 
 from cadenza.core.errors import CorruptArtifact, MissingArtifact
-from cadenza.evaluation.result import EvalRecord, EvalResult, TaskFacts, facts_of, write_atomically
+from cadenza.evaluation.result import EvalRecord, EvalResult, TaskFacts, facts_of, write_text
 from cadenza.evaluation.suite import SuiteConfig, pin
 
 names = st.text(min_size=1, max_size=8)
@@ -118,9 +118,9 @@ def test_a_missing_file_says_what_to_run(tmp_path: Path):
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path):
     path = tmp_path / "result.json"
-    write_atomically(path, "old")
+    write_text(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "new \ud800")
+        write_text(path, "new \ud800")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

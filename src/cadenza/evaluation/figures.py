@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,8 @@ from pydantic import model_validator
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CorruptArtifact, MissingArtifact
-from cadenza.evaluation.result import write_atomically
+from cadenza.core.machine import commit, describe
+from cadenza.evaluation.result import write_text
 from cadenza.evaluation.statistics import Estimate
 
 
@@ -49,19 +46,9 @@ class Figure(StrictConfig):
 
 
 def machine() -> dict[str, Any]:
-    """CPU model, usable cores, Python and torch version, without importing torch (None: missing)."""
-    cores = len(os.sched_getaffinity(0))
-    return {"cpu": _cpu(), "cores": cores, "python": platform.python_version(), "torch": _torch()}
-
-
-def commit() -> str:
-    """Commit of the source tree, with "+" when files differ from it; empty outside a repository."""
-    where = Path(__file__).parent
-    try:
-        head = _git(where, "rev-parse", "--short=12", "HEAD")
-        return head + ("+" if _git(where, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    """CPU model, usable cores, Python and torch version (None: missing), the part of a machine a figure names."""
+    found = describe()
+    return {key: found[key] for key in ("cpu", "cores", "python", "torch")}
 
 
 def command_line() -> str:
@@ -83,13 +70,13 @@ def points(
 
 def signed(figures: Iterable[Figure]) -> list[Figure]:
     """The same figures with commit, machine and command filled in where they are empty."""
-    about = {"commit": commit(), "machine": machine(), "command": command_line()}
+    about = {"commit": commit() or "", "machine": machine(), "command": command_line()}
     return [f.model_copy(update={k: v for k, v in about.items() if not getattr(f, k)}) for f in figures]
 
 
 def write_figures(path: Path, figures: Iterable[Figure]) -> None:
     """Replaces `path` by these lines, signed: the newest run replaces older ones."""
-    write_atomically(path, "".join(line(f) + "\n" for f in signed(figures)))
+    write_text(path, "".join(line(f) + "\n" for f in signed(figures)))
 
 
 def line(figure: Figure) -> str:
@@ -111,26 +98,3 @@ def read_figures(path: Path) -> list[Figure]:
         except ValueError:
             raise CorruptArtifact(f"{path}:{number} is no figure", "run the experiment again") from None
     return figures
-
-
-def _git(where: Path, *args: str) -> str:
-    command = ["git", "-C", str(where), *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    return done.stdout.strip()
-
-
-def _torch() -> str | None:
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _cpu() -> str:
-    try:
-        for row in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if row.startswith("model name"):
-                return row.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

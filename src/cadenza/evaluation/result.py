@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from pydantic import ValidationError, model_validator
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CorruptArtifact, MissingArtifact
+from cadenza.core.files import disk_errors, write_bytes
 from cadenza.core.types import Rollout, Task
 from cadenza.evaluation.statistics import Outcomes
 
@@ -109,7 +108,7 @@ class EvalResult(StrictConfig):
         return dict(sorted(counts.items()))
 
     def save(self, path: Path) -> None:
-        """Writes JSON; `path` holds the old file or the whole new one. OSError on a full disk."""
+        """Writes JSON; `path` holds the old file or the whole new one. ResourceExhausted on a full disk."""
         body = self.model_dump(mode="json", exclude={"records"})
         order = {task: i for i, task in enumerate(self.tasks)}
         body["record_fields"] = list(_RECORD_FIELDS)
@@ -117,7 +116,7 @@ class EvalResult(StrictConfig):
             [order[r.task_id], r.sample, r.solved, r.failure, r.tokens, r.turns, r.attempts]
             for r in self.records
         ]
-        write_atomically(path, json.dumps(body, allow_nan=False, separators=(",", ":")) + "\n")
+        write_text(path, json.dumps(body, allow_nan=False, separators=(",", ":")) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> EvalResult:
@@ -154,7 +153,7 @@ def facts_of(task: Task) -> TaskFacts:
         family="+".join(sorted(families)),
         ambiguity=task.ambiguity,
         edits=int(about.get("edits", len(families))),
-        unseen=bool(about.get("unseen", False)),
+        unseen=bool(about.get("unseen", task.split == "unseen")),
     )
 
 
@@ -172,17 +171,8 @@ def record_of(task: Task, sample: int, rollout: Rollout, attempts: int = 1) -> E
     )  # fmt: skip
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Temporary file in the same directory, flushed to disk, then renamed over `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def write_text(path: Path, text: str) -> None:
+    """Writes the whole file or nothing, making its folder. Raises ResourceExhausted on a full disk."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, text.encode("utf-8"))

@@ -12,6 +12,7 @@ each estimator.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from cadenza.core.errors import CadenzaError
 DRAWS = 10_000  # of the bootstrap: Monte Carlo error of a 95% bound is below 0.1 points at 200 tasks
 LEVEL = 0.95
 VALID_FLOOR = 0.98  # share of rollouts that need a verdict before a rate may be reported
-_CHUNK_CELLS = 4_000_000  # of a (B, N) count matrix held at once: 32 MB
+_CHUNK_CELLS = 4_000_000  # of a (B, N) count matrix held as floats at once: 32 MB
 
 
 class TooManyInvalid(CadenzaError):
@@ -184,7 +185,7 @@ def estimate(
     used_N = present_KN.any(axis=0)
     offered = sum(len(v.task_ids) for v in by_seed)
     span = (min(v.span[0] for v in by_seed), max(v.span[1] for v in by_seed))
-    low, high = _interval(values_KN[:, used_N], span, level, draws, np.random.default_rng(seed))
+    low, high = _interval(values_KN[:, used_N], span, level, draws, seed)
     return Estimate(
         value=float(per_seed.mean()), low=low, high=high, level=level,
         n_tasks=int(used_N.sum()), excluded=offered - int(present_KN.sum()),
@@ -232,18 +233,26 @@ def _strata(present_KN: np.ndarray) -> list[np.ndarray]:
     return [np.flatnonzero(g) for g in groups]
 
 
-def _bootstrap_means(values_KN: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
+@functools.lru_cache(maxsize=8)
+def _counts(n: int, draws: int, seed: int, stratum: int) -> np.ndarray:
+    """(B, n) uint16: how often each of n tasks is drawn. Kept, because one report asks for the same dozens of
+    times; at 200 tasks it takes 4 MB."""
+    rng = np.random.default_rng((seed, stratum, n))
+    return rng.multinomial(n, np.full(n, 1.0 / n), size=draws).astype(np.uint16)
+
+
+def _bootstrap_means(values_KN: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """(B,) pooled means; NaN in the rare draw that leaves a seed without any task."""
     present_KN = np.isfinite(values_KN)
     filled_KN = np.where(present_KN, values_KN, 0.0)
     sums_BK = np.zeros((draws, len(values_KN)))
     counts_BK = np.zeros((draws, len(values_KN)))
-    for columns in _strata(present_KN):
-        n = len(columns)
-        step = max(1, _CHUNK_CELLS // n)
+    for stratum, columns in enumerate(_strata(present_KN)):
+        counts_BN = _counts(len(columns), draws, seed, stratum)
+        step = max(1, _CHUNK_CELLS // len(columns))
         for start in range(0, draws, step):
             rows = slice(start, min(start + step, draws))
-            times_BN = rng.multinomial(n, np.full(n, 1.0 / n), size=rows.stop - start).astype(float)
+            times_BN = counts_BN[rows].astype(float)
             sums_BK[rows] += times_BN @ filled_KN[:, columns].T
             counts_BK[rows] += times_BN @ present_KN[:, columns].T
     with np.errstate(invalid="ignore"):
@@ -251,10 +260,10 @@ def _bootstrap_means(values_KN: np.ndarray, draws: int, rng: np.random.Generator
 
 
 def _interval(
-    values_KN: np.ndarray, span: tuple[float, float], level: float, draws: int, rng: np.random.Generator
+    values_KN: np.ndarray, span: tuple[float, float], level: float, draws: int, seed: int
 ) -> tuple[float, float]:
     alpha = 1.0 - level
-    means_B = _bootstrap_means(values_KN, draws, rng)
+    means_B = _bootstrap_means(values_KN, draws, seed)
     low, high = (float(q) for q in np.nanquantile(means_B, [alpha / 2, 1 - alpha / 2]))
     if np.nanmax(means_B) - np.nanmin(means_B) < 1e-12:
         slack = 1.0 - (alpha / 2) ** (1.0 / values_KN.shape[1])

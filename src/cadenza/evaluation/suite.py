@@ -16,12 +16,11 @@ from cadenza.evaluation.statistics import VALID_FLOOR
 class EvalLimits(StrictConfig):
     """Bounds of one evaluation; times in seconds. ``retries``: extra trials of a slot whose failure asks for it.
 
-    All but the deadlines of a trial, which a slow policy can feel, change how it runs and not what it finds.
+    The agent's own limits (turns, tokens, wall time) belong to the harness and are pinned with it.
     """
 
     concurrency: int = Field(default=64, ge=1, json_schema_extra={"operational": True})
     retries: int = Field(default=2, ge=0, json_schema_extra={"operational": True})
-    trial_deadline_s: float = Field(default=120.0, gt=0)
     grade_deadline_s: float = Field(default=20.0, gt=0)
     deadline_s: float = Field(default=3600.0, gt=0, json_schema_extra={"operational": True})  # of everything
     valid_floor: float = Field(default=VALID_FLOOR, ge=0, le=1)
