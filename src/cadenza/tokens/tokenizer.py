@@ -70,6 +70,8 @@ class Tokenizer:
         backend.encode_special_tokens = True
         self._backend = backend
         self._bytes_of = _token_bytes(backend)
+        #: First 16 hex digits of the SHA-256 of the serialized tokenizer.
+        self.digest: str = hashlib.sha256(backend.to_str().encode()).hexdigest()[:16]
 
     @classmethod
     def train(
@@ -164,11 +166,6 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self._bytes_of)
-
-    @property
-    def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of the serialized tokenizer."""
-        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:16]
 
 
 def _with_words(texts: Iterable[str], words: Iterable[str]) -> Iterator[str]:

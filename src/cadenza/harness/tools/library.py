@@ -23,16 +23,13 @@ class ToolLibrary:
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
+        usage = "\n".join(f"{tool.name}:{tool.usage}" for tool in self._tools.values())
+        #: Names the tools and their usage; goes into ``Segment.digests["tools"]``.
+        self.digest: str = hashlib.sha256(usage.encode()).hexdigest()[:16]
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._tools)
-
-    @property
-    def digest(self) -> str:
-        """Names the tools and their usage; goes into ``Segment.digests["tools"]``."""
-        text = "\n".join(f"{tool.name}:{tool.usage}" for tool in self._tools.values())
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     async def run(self, call: Call, sandbox: Any) -> ToolResult:
         """Dispatches one call. Raises SandboxGone or CadenzaError when the sandbox died under the tool (case 12)."""
