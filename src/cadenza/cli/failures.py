@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from cadenza.core.errors import CadenzaError
+from cadenza.core.files import disk_full, is_disk_full
 
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
 _trace_folder: Path | None = None
@@ -25,6 +26,8 @@ def report(error: Exception) -> int:
     cause = getattr(error, "cause", None)
     while isinstance(cause, Exception):  # Ray hands over an actor's error wrapped in its own
         error, cause = cause, getattr(cause, "cause", None)
+    if not isinstance(error, CadenzaError) and is_disk_full(error):
+        error = disk_full(getattr(error, "filename", None) or "a file")
     if isinstance(error, CadenzaError):
         print(f"error: {_one_line(error.cause)}; {_one_line(error.mend)}", file=sys.stderr)
         return error.exit_code

@@ -37,6 +37,7 @@ def load_recipe(name: str, folders: Sequence[Path], overrides: Sequence[str] = (
     path = find_recipe(name, folders)
     table = _compose(path, folders, ())
     table.setdefault("name", path.stem)
+    table.setdefault("stage", [])
     for text in overrides:
         apply_override(table, text)
     return _ordered(table)
@@ -94,7 +95,7 @@ def _compose(path: Path, folders: Sequence[Path], seen: tuple[Path, ...]) -> dic
         raise ConfigError(f"extends in {path} is not a text", 'write extends = "NAME"')
     found = find_recipe(parent, [path.parent, *folders])
     if found.resolve() == path.resolve():  # a user's demo.toml may extend the shipped demo
-        found = find_recipe(parent, folders)
+        found = find_recipe(parent, [f for f in folders if f.resolve() != path.parent.resolve()])
     return merge_recipes(_compose(found, folders, (*seen, path.resolve())), table)
 
 

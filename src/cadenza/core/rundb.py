@@ -88,17 +88,18 @@ class LedgerEntry:
 class RunDatabase:
     """Typed access. Safe to use from several threads; each process opens its own. Close it, or use ``with``."""
 
-    def __init__(self, engine: sa.Engine, where: str) -> None:
+    def __init__(self, engine: sa.Engine, where: str, commit_interval_s: float = 0.05) -> None:
         self.where = where
         self._engine = engine
-        self._writer = GroupedWriter(engine.execution_options(write=True), where)
+        self._writer = GroupedWriter(engine.execution_options(write=True), where, commit_interval_s)
 
     @classmethod
-    def open(cls, location: Path | str) -> RunDatabase:
+    def open(cls, location: Path | str, commit_interval_s: float = 0.05) -> RunDatabase:
         """Opens, creates or migrates.
 
         Args:
             location: a file, or an SQLAlchemy URL (text with ``://``).
+            commit_interval_s: least time between two commits of this process.
 
         Raises:
             CorruptArtifact: not a database, or one written by a newer Cadenza.
@@ -115,7 +116,7 @@ class RunDatabase:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, str(location))
+        return cls(engine, str(location), commit_interval_s)
 
     def close(self) -> None:
         self._writer.close()

@@ -54,9 +54,12 @@ class Telemetry:
     def close(self) -> None:
         with self._lock:
             if self._file >= 0:
-                os.fsync(self._file)
-                os.close(self._file)
-                self._file = -1
+                file, self._file = self._file, -1
+                try:
+                    with disk_errors(self.path):
+                        os.fsync(file)
+                finally:
+                    os.close(file)
 
     def __enter__(self) -> Telemetry:
         return self

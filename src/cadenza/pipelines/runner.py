@@ -373,11 +373,24 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+class _LogFile(logging.FileHandler):
+    """A log that never stops the work: what a full disk does not take is lost, and the error is told elsewhere."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError:
+            pass
+
+
 @contextmanager
 def _log_file(path: Path) -> Iterator[None]:
     """Sends the ``cadenza`` loggers to the run's log for the length of the block."""
     logger = logging.getLogger("cadenza")
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     level = logger.level
     logger.addHandler(handler)
