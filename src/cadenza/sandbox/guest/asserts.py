@@ -11,7 +11,7 @@ import ast
 import builtins
 import importlib.machinery
 import sys
-from typing import Any
+from typing import Any, cast
 
 EXPLAIN = "@explain"  # in builtins; no program can name it
 _LEFT, _RIGHT = "@left", "@right"
@@ -78,7 +78,7 @@ def _rewritten(node: ast.Assert) -> list[ast.stmt]:
         form = ("", _span(test), None)
         condition = keep(_LEFT, test)
     right_value = name(_RIGHT, ast.Load()) if len(kept) == 2 else ast.Constant(None, **place)
-    arguments = [ast.Constant(form, **place), name(_LEFT, ast.Load()), right_value]
+    arguments = [ast.Constant(cast(Any, form), **place), name(_LEFT, ast.Load()), right_value]
     if node.msg is not None:
         arguments.append(node.msg)
     error = ast.Call(name(EXPLAIN, ast.Load()), arguments, [], **place)

@@ -82,11 +82,12 @@ class Reporter:
             (pytest.skip.Exception, unittest.SkipTest)
         ):
             return None  # rare; pytest's own report knows the reason and where it was given
-        outcome, crash = "passed", None
+        outcome, crash, when = "passed", None, call.when
+        assert when != "collect"
         if call.excinfo is not None:
             outcome, crash = "failed", _crash(call.excinfo)
         return TestReport(
-            item.nodeid, item.location, {}, outcome, crash, call.when, (), call.duration, call.start, call.stop
+            item.nodeid, item.location, {}, outcome, crash, when, (), call.duration, call.start, call.stop
         )  # fmt: skip
 
     def pytest_runtest_logreport(self, report: TestReport) -> None:
@@ -311,7 +312,7 @@ def _collect_and_run(warm: Warm) -> bool:
 
 
 def _guarded(warm: Warm, work: Callable[[], bool]) -> int | None:
-    """The frame of ``_pytest.main.wrap_session``: turns what ``work`` does into pytest's exit code; None if it declines."""
+    """The frame of ``_pytest.main.wrap_session``: pytest's exit code for what ``work`` does; None if it declines."""
     session = warm.session
     try:
         if not work():

@@ -99,7 +99,7 @@ def main(control_fd: int, host_pid_fd: int, run_dir: str) -> None:
             raise Unusable(problem)
         warm = pytest_run.warm_up()
         place = layout(run_dir)
-    except Unusable as error:
+    except (Unusable, RuntimeError) as error:
         control.send(json.dumps({"unusable": str(error)}).encode())
         os._exit(1)
     sys.dont_write_bytecode = True
