@@ -9,8 +9,8 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 
-from cadenza.inference.engine import Completion, Request
-from cadenza.inference.sampling import Sampling as EngineSampling
+from cadenza.inference.requests import Completion, Request
+from cadenza.inference.requests import Sampling as EngineSampling
 from cadenza.tokens import CompactRenderer, Sampled, Sampling, SessionLost
 
 Exchange = Callable[[str, list[Request], list[str], float], Awaitable[list[Completion]]]

@@ -15,49 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.core.config import StrictConfig
 from cadenza.inference.cache import KVCache, Tails
-from cadenza.inference.sampling import Sampling, sample, uniforms
+from cadenza.inference.requests import Completion, EngineConfig, Request
+from cadenza.inference.sampling import sample, uniforms
 from cadenza.model.transformer import PolicyModel
 
 
-class EngineConfig(StrictConfig):
-    """``dtype``: bfloat16, float32, or auto (bfloat16 where the CPU has instructions for it)."""
-
-    slots: int = 96  # sessions alive at once
-    max_context: int = 1024  # tokens per session
-    prefill_tokens: int = 2048  # most padded tokens fed in one step, so that decoding never starves
-    dtype: str = "auto"
-    threads: int = 1
-
-    def torch_dtype(self) -> torch.dtype:
-        if self.dtype == "auto":
-            return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
-        return {"bfloat16": torch.bfloat16, "float32": torch.float32}[self.dtype]
-
-
-@dataclass(frozen=True)
-class Request:
-    """One turn of a session: append ``new_ids`` to its canonical prefix, then sample. No new ids: go on sampling."""
-
-    session: str
-    new_ids: tuple[int, ...]
-    sampling: Sampling
-    seed: int
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What was sampled. ``finish``: stop | length (max_tokens) | context (the session is full).
-
-    ``version``: policy version that produced each token; a swap in mid-request shows as a change inside it.
-    """
-
-    session: str
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
-    finish: str
+def torch_dtype(name: str) -> torch.dtype:
+    """``auto``: bfloat16 where the CPU multiplies it in hardware, else float32."""
+    if name == "auto":
+        return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
 
 
 @dataclass
@@ -89,7 +57,7 @@ class Engine:
         self.config = config
         self.version, self.digest = version, digest
         self.model = model.eval()
-        dtype = config.torch_dtype()
+        dtype = torch_dtype(config.dtype)
         for p in model.parameters():  # buffers (rotary tables) stay fp32
             p.data, p.requires_grad = p.data.to(dtype), False
         self.span = min(config.max_context, model.config.max_positions)

@@ -1,21 +1,10 @@
-"""Sampling settings and the sampler. Every random number is a function of the request's seed alone."""
+"""The sampler. Every random number is a function of the request's seed alone."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from cadenza.core.config import StrictConfig
-
-
-class Sampling(StrictConfig):
-    """``temperature`` 0 is greedy. ``stop_ids``: sampling ends after any of them. No top-p or top-k: they would make
-    the recorded log-probabilities those of a truncated distribution."""
-
-    temperature: float = 1.0
-    max_tokens: int = 96
-    stop_ids: tuple[int, ...] = ()
 
 
 def uniforms(seed: int, count: int) -> np.ndarray:

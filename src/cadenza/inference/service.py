@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from cadenza.core.errors import ServiceDied
-from cadenza.inference.engine import Completion, Engine, EngineConfig, Request
+from cadenza.inference.engine import Engine
+from cadenza.inference.requests import Completion, EngineConfig, Request
 from cadenza.model.hf import load_model
 
 

@@ -33,7 +33,7 @@ from cadenza.core.types import Policy, Rollout, Task
 from cadenza.orchestration.curriculum import Curriculum, CurriculumConfig
 from cadenza.orchestration.environment import Order
 from cadenza.orchestration.placement import Remote
-from cadenza.training.rl import RLStepConfig
+from cadenza.training.config import RLStepConfig
 
 
 class RunConfig(StrictConfig):

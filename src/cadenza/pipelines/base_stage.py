@@ -11,6 +11,7 @@ from cadenza.core.config import StrictConfig
 from cadenza.core.errors import MissingArtifact
 from cadenza.model.config import ModelConfig
 from cadenza.pipelines.stages import Figures, Stage, StageContext
+from cadenza.training.config import MixtureConfig, OptimizerConfig
 
 
 class ShippedBaseConfig(StrictConfig):
@@ -54,8 +55,8 @@ class PretrainBaseConfig(StrictConfig):
     tokens_per_microbatch: int = 4096
     threads: int = 2
     evaluate_every: int = 200
-    mixture: dict[str, float | int] = {}
-    optimizer: dict[str, float | int] = {}
+    mixture: MixtureConfig = MixtureConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
 
 
 class PretrainBase(Stage[PretrainBaseConfig]):
@@ -71,8 +72,8 @@ class PretrainBase(Stage[PretrainBaseConfig]):
         from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.corpus import python_documents, source_directories, token_stream
-        from cadenza.training.lm import OptimizerConfig, mean_nll, microbatches
-        from cadenza.training.pretraining import MixtureConfig, mixture, tokenizer_texts
+        from cadenza.training.lm import mean_nll, microbatches
+        from cadenza.training.pretraining import mixture, tokenizer_texts
 
         config, seed = self.config, context.seed_for("base")
         found = python_documents(source_directories(), held_out=False)
@@ -82,7 +83,7 @@ class PretrainBase(Stage[PretrainBaseConfig]):
         )
         tokenizer = Tokenizer.train(texts, config.vocab_size)
         source = token_stream(documents, tokenizer, config.source_tokens)
-        mix = MixtureConfig.model_validate(config.mixture)
+        mix = config.mixture
         # Seeds of the evaluation batch lie beyond any training step's.
         held_mix = mix.model_copy(update={"tokens_per_step": 16_000, "source_share": 0.0})
         held = microbatches(mixture(10**7, seed, source, tokenizer, held_mix), config.tokens_per_microbatch)
@@ -93,7 +94,7 @@ class PretrainBase(Stage[PretrainBaseConfig]):
             rows = mixture(step, seed, source, tokenizer, mix)
             return microbatches(rows, config.tokens_per_microbatch)
 
-        optimizer = OptimizerConfig.model_validate(config.optimizer)
+        optimizer = config.optimizer
         run = LMRun(context, model, optimizer, batches, config.steps, threads=config.threads)
         seconds = run.run(config.evaluate_every, lambda _: {"held_out_nll": mean_nll(model, held, use_bf16())})
         save_with_tokenizer(model, tokenizer, context.out, torch.bfloat16)

@@ -7,6 +7,7 @@ import math
 
 from cadenza.core.config import StrictConfig
 from cadenza.pipelines.stages import Figures, Stage, StageContext
+from cadenza.training.config import MixtureConfig, OptimizerConfig
 
 
 class CptConfig(StrictConfig):
@@ -22,7 +23,7 @@ class CptConfig(StrictConfig):
     row_length: int = 512
     threads: int = 2
     evaluate_every: int = 25
-    optimizer: dict[str, float | int] = {"adam_lr": 1e-3, "muon_lr": 0.004, "warmup_steps": 10}
+    optimizer: OptimizerConfig = OptimizerConfig(adam_lr=1e-3, muon_lr=0.004, warmup_steps=10)
 
 
 class Cpt(Stage[CptConfig]):
@@ -37,8 +38,8 @@ class Cpt(Stage[CptConfig]):
         from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.corpus import python_documents, source_directories, stream_rows, token_stream
-        from cadenza.training.lm import OptimizerConfig, mean_nll, microbatches
-        from cadenza.training.pretraining import MixtureConfig, mixture
+        from cadenza.training.lm import mean_nll, microbatches
+        from cadenza.training.pretraining import mixture
 
         config, seed = self.config, context.seed_for("cpt")
         tokenizer = Tokenizer.load(context.input("base"))
@@ -66,7 +67,7 @@ class Cpt(Stage[CptConfig]):
         def perplexity() -> float:
             return math.exp(mean_nll(model, held, use_bf16()))
 
-        optimizer = OptimizerConfig.model_validate(config.optimizer)
+        optimizer = config.optimizer
         run = LMRun(context, model, optimizer, batches, config.steps, threads=config.threads)
         before = perplexity() if run.state.step == 0 else float("nan")
         seconds = run.run(config.evaluate_every, lambda _: {"held_out_perplexity": perplexity()})

@@ -10,7 +10,7 @@ from cadenza.core.config import StrictConfig
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.evaluation.evaluate import choose_temperature, evaluate, harness_digest
 from cadenza.evaluation.report_inputs import append_lines, trajectory_of
-from cadenza.evaluation.result import EvalRecord, EvalResult
+from cadenza.evaluation.result import EvalResult
 from cadenza.evaluation.suite import EvalLimits
 from cadenza.harness import Agent, demo_tools
 from cadenza.orchestration.placement import Placement
@@ -146,11 +146,11 @@ class _Runner:
             async def trial(task: Task, sample: int, seed: int) -> Rollout:
                 return await pool.trial(task, sample, seed, temperature)
 
-            def on_rollout(task: Task, record: EvalRecord, rollout: Rollout) -> None:
+            def on_rollout(task: Task, sample: int, rollout: Rollout) -> None:
                 bar.advance()
-                if record.sample == 0 and not label.startswith("val") and self.kept < self.config.trajectories:
+                if sample == 0 and not label.startswith("val") and self.kept < self.config.trajectories:
                     self.kept += 1
-                    readable = trajectory_of(task, prompt_of(task), self.name, record.sample, rollout)
+                    readable = trajectory_of(task, prompt_of(task), self.name, sample, rollout)
                     append_lines(self.context.out / "trajectories.jsonl", [readable])
 
             return await evaluate(

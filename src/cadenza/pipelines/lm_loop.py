@@ -15,7 +15,8 @@ from cadenza.model.hf import save_model
 from cadenza.model.transformer import PolicyModel
 from cadenza.pipelines.stages import StageContext
 from cadenza.tokens.tokenizer import Tokenizer
-from cadenza.training.lm import LoopState, OptimizerConfig, Rows, train
+from cadenza.training.config import OptimizerConfig
+from cadenza.training.lm import LoopState, Rows, train
 from cadenza.training.optimizers import Optimizers
 
 STATE = "state.pt"

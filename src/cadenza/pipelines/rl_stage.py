@@ -31,6 +31,7 @@ class RL(Stage[RLConfig]):
     resumable = True
 
     def run(self, context: StageContext) -> Figures:
+        from cadenza.inference.engine import torch_dtype
         from cadenza.pipelines.lm_loop import use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.trainer import TrainerService
@@ -39,7 +40,7 @@ class RL(Stage[RLConfig]):
         tasks = load_tasks(context.input("tasks") / config.split)
         model = context.input("model")
         tokenizer = Tokenizer.load(model)
-        dtype = str(config.services.engine.torch_dtype()).removeprefix("torch.")
+        dtype = str(torch_dtype(config.services.engine.dtype)).removeprefix("torch.")
         names = RunConfig.model_fields
         run_config = RunConfig.model_validate({k: v for k, v in config.model_dump().items() if k in names})
         kept = 0

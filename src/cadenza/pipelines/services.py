@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cadenza.core.config import StrictConfig
-from cadenza.inference.engine import EngineConfig
+from cadenza.inference.requests import EngineConfig
 from cadenza.orchestration.environment import EnvironmentConfig, EnvironmentService
 from cadenza.orchestration.placement import Placement, Remote, make_placement
 

@@ -7,6 +7,7 @@ import copy
 from cadenza.core.config import StrictConfig
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.rollouts.record import read_rollouts
+from cadenza.training.config import OptimizerConfig, SftDataConfig
 
 
 class SftConfig(StrictConfig):
@@ -22,10 +23,10 @@ class SftConfig(StrictConfig):
     patience: int = 4
     tolerance: float = 0.01
     keep_best: bool = True
-    data: dict[str, float] = {}
-    optimizer: dict[str, float | int] = {
-        "adam_lr": 1.5e-3, "muon_lr": 0.006, "warmup_steps": 10, "decay_share": 0.6, "final_lr_scale": 0.1,
-    }  # fmt: skip
+    data: SftDataConfig = SftDataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(
+        adam_lr=1.5e-3, muon_lr=0.006, warmup_steps=10, decay_share=0.6, final_lr_scale=0.1
+    )
 
 
 class Sft(Stage[SftConfig]):
@@ -39,16 +40,16 @@ class Sft(Stage[SftConfig]):
         from cadenza.model.hf import load_model
         from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
-        from cadenza.training.lm import OptimizerConfig, mean_nll, microbatches
+        from cadenza.training.lm import mean_nll, microbatches
         from cadenza.training.sft import (
-            Plateau, SftDataConfig, epoch_batches, only_actions, split_demonstrations,
+            Plateau, epoch_batches, only_actions, split_demonstrations,
         )  # fmt: skip
 
         config, seed = self.config, context.seed_for("sft")
         tokenizer = Tokenizer.load(context.input("model"))
         model = load_model(context.input("model"))
         rollouts = read_rollouts(context.input("demonstrations") / "demonstrations.cdzr")
-        sequences, validation = split_demonstrations(rollouts, SftDataConfig.model_validate(config.data), seed)
+        sequences, validation = split_demonstrations(rollouts, config.data, seed)
         held = microbatches(only_actions(validation), config.tokens_per_microbatch)
         per_epoch = len(epoch_batches(sequences, config.tokens_per_step, seed, 0))
         steps = max(1, round(config.epochs * per_epoch))
@@ -62,7 +63,7 @@ class Sft(Stage[SftConfig]):
             chosen = orders[epoch][index % len(orders[epoch])]
             return microbatches([sequences[i] for i in chosen], config.tokens_per_microbatch)
 
-        optimizer = OptimizerConfig.model_validate(config.optimizer)
+        optimizer = config.optimizer
         run = LMRun(context, model, optimizer, batches, steps, threads=config.threads)
         plateau = Plateau(config.patience, config.tolerance)
         best: dict = {}

@@ -15,32 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.core.config import StrictConfig
 from cadenza.model.logprobs import token_logprobs
 from cadenza.model.transformer import PolicyModel
+from cadenza.training.config import OptimizerConfig
 from cadenza.training.optimizers import Optimizers
 
 
 MIN_FILL = 0.7
-
-
-class OptimizerConfig(StrictConfig):
-    """Rates are peaks: linear warm-up, flat, then linear decay to ``final_lr_scale`` over ``decay_share``."""
-
-    adam_lr: float = 3e-3
-    muon_lr: float = 0.015
-    weight_decay: float = 0.01
-    warmup_steps: int = 20
-    decay_share: float = 0.4
-    final_lr_scale: float = 0.05
-    clip_norm: float = 1.0
-    balance_weight: float = 0.01  # of the router's load-balancing loss
-
-    def scale(self, step: int, steps: int) -> float:
-        """Learning-rate factor of ``step`` (0-based) among ``steps``."""
-        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
-        left = (steps - step) / max(1.0, self.decay_share * steps)
-        return warm * max(self.final_lr_scale, min(1.0, left))
 
 
 @dataclass

@@ -10,24 +10,12 @@ import itertools
 
 import numpy as np
 
-from cadenza.core.config import StrictConfig
 from cadenza.tasks.corpus import clean_modules, commit_documents
 from cadenza.tokens.tokenizer import Tokenizer
+from cadenza.training.config import MixtureConfig
 from cadenza.training.corpus import stream_rows
 
 Sequence = tuple[np.ndarray, np.ndarray]  # ids, loss weights
-
-
-class MixtureConfig(StrictConfig):
-    """Shares of a step's tokens. ``answer_weight``: loss weight of a repair's last lines, which are a tenth of its
-    text and all of its point; ``listing_weight``: of the listing before them."""
-
-    tokens_per_step: int = 3072
-    source_share: float = 0.2
-    clean_share: float = 0.25
-    source_length: int = 1024
-    answer_weight: float = 2.0
-    listing_weight: float = 0.5
 
 
 def _whole(text: str, tokenizer: Tokenizer) -> Sequence:

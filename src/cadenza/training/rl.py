@@ -18,33 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.core.config import StrictConfig
 from cadenza.core.types import Rollout
 from cadenza.model.logprobs import token_logprobs
 from cadenza.model.transformer import PolicyModel
-
-
-class RLStepConfig(StrictConfig):
-    """Keys of one optimizer step.
-
-    ``tokens_per_rollout``: Z / (rollouts of the step), the constant loss denominator per rollout, about the usual
-    number of sampled tokens. ``importance_cap``: truncation of the off-policy weight. ``kl_beta``: weight of
-    k1 = log pi - log ref in the advantage, detached. ``parity_limit``: mean k3 between engine and trainer at
-    the same version above which the run stops (invariant 7), per dtype.
-    """
-
-    lr: float = 2e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    warmup_steps: int = 3
-    clip_norm: float = 1.0
-    tokens_per_rollout: float = 80.0
-    tokens_per_microbatch: int = 4096
-    importance_cap: float = 2.0
-    kl_beta: float = 0.0
-    mask_overlong: bool = False
-    parity_limit_bf16: float = 0.01
-    parity_limit_fp32: float = 1e-4
+from cadenza.training.config import RLStepConfig
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cadenza.core.config import StrictConfig
 from cadenza.core.types import Rollout
+from cadenza.training.config import SftDataConfig
 
 Weighted = tuple[np.ndarray, np.ndarray]  # ids_T, weight_T
-
-
-class SftDataConfig(StrictConfig):
-    """``context_weight``: loss weight of tokens the expert did not write; tool output is Python source and test
-    results, and predicting it a little teaches the small model to read them. ``mistake_weight``: of a turn the
-    expert marked as a deliberate mistake (its recovery is what should be learned)."""
-
-    context_weight: float = 0.1
-    mistake_weight: float = 0.0
-    validation_share: float = 0.1
 
 
 def weighted_tokens(rollout: Rollout, config: SftDataConfig) -> list[Weighted]:

@@ -15,7 +15,8 @@ from torch import Tensor
 from cadenza.core.errors import CorruptArtifact, MissingArtifact
 from cadenza.core.types import Rollout
 from cadenza.model.hf import load_model, save_model
-from cadenza.training.rl import RLStepConfig, make_batch, rl_step
+from cadenza.training.config import RLStepConfig
+from cadenza.training.rl import make_batch, rl_step
 
 CHECKPOINT = "trainer.pt"
 
