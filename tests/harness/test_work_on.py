@@ -13,7 +13,12 @@ from cadenza.tokens import Call
 
 BEFORE = b"def one():\r\n    return 2\r\n"
 AFTER = b"def one():\r\n    return 1\r\n"
-CALLS = (Call("read_file", "a.py"), Call("edit_line", "a.py 2", "    return 1"), Call("run_tests"), Call("finish"))
+CALLS = (
+    Call("read_file", "a.py"),
+    Call("edit_line", "a.py 2", "    return 1"),
+    Call("run_tests"),
+    Call("finish"),
+)
 
 
 @pytest.fixture
@@ -27,16 +32,32 @@ def folder(tmp_path):
     return tmp_path
 
 
-def work(renderer, session, folder, **keywords):
-    async def main():
+@pytest.fixture(scope="module")
+def runner():
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def backend(runner):
+    backend = LocalBackend()
+    runner.run(backend.start())
+    yield backend
+    runner.run(backend.aclose())
+
+
+@pytest.fixture
+def work(renderer, backend, runner):
+    def run(session, folder, **keywords):
         async def factory():
             return session
 
-        async with LocalBackend() as backend:
-            agent = Agent(renderer, demo_tools(test_timeout_s=10))
-            return await work_on(folder, "Fix one.", factory, backend, agent=agent, make_patch=make_patch, **keywords)
+        agent = Agent(renderer, demo_tools(test_timeout_s=10))
+        return runner.run(
+            work_on(folder, "Fix one.", factory, backend, agent=agent, make_patch=make_patch, **keywords)
+        )
 
-    return asyncio.run(main())
+    return run
 
 
 def tree(folder):
@@ -44,10 +65,10 @@ def tree(folder):
 
 
 @pytest.mark.needs_namespaces
-def test_the_folder_is_untouched_until_the_user_accepts(renderer, replay, folder):
+def test_the_folder_is_untouched_until_the_user_accepts(work, replay, folder):
     before, steps = tree(folder), []
     session = replay(*CALLS)
-    done = work(renderer, session, folder, on_step=steps.append)
+    done = work(session, folder, on_step=steps.append)
     assert tree(folder) == before and session.closed
     assert [step.get("tool") for step in steps] == ["read_file", "edit_line", "run_tests", "finish", None]
     assert steps[2]["output"] == "ok: 1 passed"
@@ -58,8 +79,8 @@ def test_the_folder_is_untouched_until_the_user_accepts(renderer, replay, folder
 
 
 @pytest.mark.needs_namespaces
-def test_a_file_the_user_changed_meanwhile_is_not_overwritten(renderer, replay, folder):
-    done = work(renderer, replay(*CALLS), folder)
+def test_a_file_the_user_changed_meanwhile_is_not_overwritten(work, replay, folder):
+    done = work(replay(*CALLS), folder)
     (folder / "a.py").write_text("mine\n")
     with pytest.raises(CadenzaError, match=r"a\.py changed while the agent worked"):
         done.apply()
@@ -67,8 +88,8 @@ def test_a_file_the_user_changed_meanwhile_is_not_overwritten(renderer, replay, 
 
 
 @pytest.mark.needs_namespaces
-def test_a_change_is_not_written_through_a_link_that_leads_out(renderer, replay, folder, tmp_path_factory):
-    done = work(renderer, replay(*CALLS), folder)
+def test_a_change_is_not_written_through_a_link_that_leads_out(work, replay, folder, tmp_path_factory):
+    done = work(replay(*CALLS), folder)
     outside = tmp_path_factory.mktemp("outside") / "a.py"
     outside.write_bytes(BEFORE)
     (folder / "a.py").unlink()
@@ -79,13 +100,14 @@ def test_a_change_is_not_written_through_a_link_that_leads_out(renderer, replay,
 
 
 @pytest.mark.needs_namespaces
-def test_history_is_not_copied_and_no_change_is_an_empty_patch(renderer, replay, folder):
+def test_history_is_not_copied_and_no_change_is_an_empty_patch(work, replay, folder):
     steps = []
-    done = work(renderer, replay(Call("list_dir"), Call("finish")), folder, on_step=steps.append)
+    done = work(replay(Call("list_dir"), Call("finish")), folder, on_step=steps.append)
     assert steps[0]["output"] == "a.py link.py test_a.py"
     assert done.patch == "" and done.apply() == []
 
 
-def test_a_folder_that_is_none_is_named(renderer, replay, tmp_path):
+@pytest.mark.needs_namespaces
+def test_a_folder_that_is_none_is_named(work, replay, tmp_path):
     with pytest.raises(MissingArtifact):
-        work(renderer, replay(), tmp_path / "nowhere")
+        work(replay(), tmp_path / "nowhere")

@@ -65,7 +65,9 @@ class ScriptedExpert:
     ) -> ScriptedExpert:
         """The expert of a task directory, which must hold ``solution/patch.diff``."""
         patch = (task.directory / "solution" / "patch.diff").read_text(encoding="utf-8")
-        return cls(renderer, read_tree(task.directory / "environment" / "repo"), patch, f"{task.id}:{seed}", config)
+        return cls(
+            renderer, read_tree(task.directory / "environment" / "repo"), patch, f"{task.id}:{seed}", config
+        )
 
     async def sample(self, new_ids: list[int], sampling: Sampling) -> Sampled:
         """Renders the expert's next action; what it has seen is what the ids say and nothing else."""

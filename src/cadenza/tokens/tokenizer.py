@@ -64,7 +64,8 @@ class Tokenizer:
         for index, name in enumerate(SPECIALS):
             if backend.token_to_id(name) != index:
                 raise CorruptArtifact(
-                    f"tokenizer has no {name} with id {index}", "train it again with `cadenza train demo-base`"
+                    f"tokenizer has no {name} with id {index}",
+                    "train it again with `cadenza train demo-base`",
                 )
         # Text that spells a special token is text: a repository cannot forge a turn.
         backend.encode_special_tokens = True
@@ -119,18 +120,24 @@ class Tokenizer:
             "split_special_tokens": True,
             "model_max_length": 1_000_000,
         }
-        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (directory / "tokenizer_config.json").write_text(
+            json.dumps(config, indent=2) + "\n", encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer:
         """Reads what ``save`` wrote. Raises MissingArtifact or CorruptArtifact."""
         path = Path(directory) / "tokenizer.json"
         if not path.is_file():
-            raise MissingArtifact(f"no tokenizer at {path}", "name a model directory that holds tokenizer.json")
+            raise MissingArtifact(
+                f"no tokenizer at {path}", "name a model directory that holds tokenizer.json"
+            )
         try:
             backend = HFTokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
-            raise CorruptArtifact(f"{path} is not a tokenizer ({error})", "copy or train the model again") from error
+            raise CorruptArtifact(
+                f"{path} is not a tokenizer ({error})", "copy or train the model again"
+            ) from error
         return cls(backend)
 
     def encode(self, text: str) -> list[int]:

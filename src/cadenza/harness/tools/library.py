@@ -19,7 +19,7 @@ from cadenza.tokens import Call
 
 
 class ToolLibrary:
-    """Tools by name. ``run`` raises only what stops a trial: a sandbox that is lost or does not answer, cancellation."""
+    """Tools by name. ``run`` raises only what stops a trial: a lost or silent sandbox, cancellation."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -57,4 +57,6 @@ class ToolLibrary:
 
 def demo_tools(*, test_timeout_s: float = 2.0) -> ToolLibrary:
     """The six tools of the demo agent."""
-    return ToolLibrary([ListDir(), ReadFile(), Grep(), EditLine(), RunTests(timeout_s=test_timeout_s), Finish()])
+    return ToolLibrary(
+        [ListDir(), ReadFile(), Grep(), EditLine(), RunTests(timeout_s=test_timeout_s), Finish()]
+    )
