@@ -19,7 +19,7 @@ from cadenza.tasks.words import THEMES
 def sample() -> list[tuple]:
     out = []
     for archetype in ARCHETYPES:
-        for seed in range(8):
+        for seed in range(6):
             rng = random.Random(f"{archetype}/{seed}")
             draft = make(archetype, rng, rng.choice(THEMES))
             out.append((draft, mutations(draft.lines, ALL_FAMILIES, rng)))

@@ -459,7 +459,7 @@ def any_or_all(d: Draw) -> Draft:
     ]
     doc = f"True if {'each' if every else 'at least one'} of the {said} {IS_THAN[op]} {edge}."
     return function(
-        name, many, doc, body, f"the check over the {said}", lambda r: (ints(r, edge, least=1, most=3),)
+        name, many, doc, body, f"the check over the {said}", lambda r: (ints(r, edge, least=1, most=2),)
     )
 
 

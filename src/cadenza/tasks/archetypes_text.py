@@ -273,7 +273,7 @@ def code_of(d: Draw) -> Draft:
         f'return head + "{sep}" + tail',
     ]
     doc = (
-        f"First {cut} letters of {spoken(label)} in upper case, "
+        f"First {cut} letters of {spoken(label)} in capitals, "
         f"{_SEP_NAMES[sep]}, {n} 0-filled to {width} digits."
     )
     return function(

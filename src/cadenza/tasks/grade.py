@@ -132,7 +132,9 @@ def files_of_tests(task: Task) -> list[str]:
 def verdict_of(expected: list[str], result: PytestResult) -> Verdict:
     """Score of a finished run. A missing expected test has failed (SWE-smith 24); no expected tests is no grade.
 
-    A run that was cut off, by time or by a limit, or in which pytest itself broke, is a failure and not a score.
+    Code that ends the process, or breaks pytest from inside (``SystemExit`` at import gives its internal error), has
+    its tests missing and scores 0: the tests are trusted and validated, so the patch did it. A run that was cut off
+    by time, or a wrong call of pytest, is a failure and not a score.
     """
     if not expected:
         return Verdict(
@@ -142,7 +144,7 @@ def verdict_of(expected: list[str], result: PytestResult) -> Verdict:
     if result.timed_out:
         detail = f"the tests ran longer than {TEST_TIMEOUT_S:g} s"
         return Verdict(None, RolloutFailure("grader_timeout", detail, retry=False, counts=True), tests)
-    if result.exit_code in (3, 4):  # pytest: internal error, usage error
+    if result.exit_code == 4:  # usage error: a test file is not where we put it
         detail = f"pytest ended with {result.exit_code}: {result.output[-300:]}"
         return Verdict(None, RolloutFailure("grader_crashed", detail, retry=True, counts=False), tests)
     passed = all(outcome == "passed" for outcome in tests.values())
