@@ -39,7 +39,9 @@ class Task:
     ambiguity: int  # 0 precise, 1 symptom only, 2 vague
     source: str
     created_at: str  # ISO 8601
-    metadata: dict[str, Any] = field(default_factory=dict)  # task.toml [metadata]: families, edits, files, ...
+    metadata: dict[str, Any] = field(
+        default_factory=dict
+    )  # task.toml [metadata]: families, edits, files, ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,7 @@ def count_rises(d: Draw) -> Draft:
     k = d.number(1, 5)
     up = d.chance(0.6)
     name = d.name("count_rises jumps falls" if up else "count_drops falls dips", many)
-    count = d.pick("count", "found", "times")
+    count = d.pick("count", "found", "tally")
     gap = f"{many}[i] - {many}[i - 1]" if up else f"{many}[i - 1] - {many}[i]"
     body = [
         f"{count} = 0",

@@ -1,0 +1,41 @@
+"""``cadenza agent``: lets a trained model work on a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPILOG = """
+[bold]Examples[/bold]
+
+cadenza agent ./project --model runs/demo/rl --task "test_total fails: fix it"
+
+cadenza agent ./project --model runs/demo/rl --task "..." --apply       also change the files
+
+The agent works on a copy in a sandbox without network. What it did is printed as a patch; --apply puts it into DIR.
+"""
+
+
+def agent(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to work on.")],
+    task: Annotated[str, typer.Option("--task", "-t", help="What to do, as you would tell a colleague.")],
+    model: Annotated[Path, typer.Option("--model", "-m", help="The model's folder.")] = Path("runs/demo/rl"),
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.")] = 0,
+    apply: Annotated[bool, typer.Option("--apply", help="Write the patch into DIR.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Let a trained model work on a folder."""
+    from cadenza.cli.eval import MODEL_MEND
+    from cadenza.core.files import require_folder
+
+    require_folder(directory, "folder to work on", "check the path")
+    require_folder(model, "model directory", MODEL_MEND)
+    from cadenza.core.types import to_plain
+    from cadenza.harness.work_on import work_on
+
+    result = work_on(directory, task, model, temperature=temperature, seed=seed, apply=apply, quiet=as_json)
+    typer.echo(json.dumps(to_plain(result)) if as_json else result.patch, nl=as_json)

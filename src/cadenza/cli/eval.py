@@ -1,0 +1,57 @@
+"""``cadenza eval``: measures a model on tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPILOG = """
+[bold]Examples[/bold]
+
+cadenza eval runs/demo/rl --tasks runs/demo/tasks/heldout
+
+cadenza eval runs/demo/sft --tasks runs/demo/tasks/heldout --samples 8 --temperature 0.7 --json > sft.json
+
+cadenza eval runs/demo/rl --tasks runs/demo/tasks/heldout --limit 20        a quick look at 20 tasks
+"""
+
+MODEL_MEND = "give the folder of a trained model, for example runs/demo/rl"
+
+
+def evaluate(
+    model: Annotated[
+        Path, typer.Argument(help="The model's folder (Hugging Face layout, with its tokenizer).")
+    ],
+    tasks: Annotated[Path, typer.Option("--tasks", help="A folder of task directories.")],
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")] = 1,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N tasks.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Measure a model: pass@1 with its interval, graded in fresh sandboxes."""
+    from cadenza.core.files import require_folder
+    from cadenza.core.progress import make_progress
+
+    require_folder(model, "model directory", MODEL_MEND)
+    require_folder(
+        tasks,
+        "task directory",
+        "give a folder that the tasks stage made, for example runs/demo/tasks/heldout",
+    )
+    from cadenza.core.types import to_plain
+    from cadenza.evaluation.evaluate import evaluate_policy
+
+    result = evaluate_policy(
+        model,
+        tasks,
+        samples=samples,
+        temperature=temperature,
+        limit=limit,
+        seed=seed,
+        progress=make_progress(quiet=as_json),
+    )
+    typer.echo(json.dumps(to_plain(result)) if as_json else result.summary())

@@ -1,0 +1,92 @@
+"""``cadenza train``: runs a recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPILOG = """
+[bold]Examples[/bold]
+
+cadenza train demo-quick                      a short run, to see that everything works
+
+cadenza train demo --set rl.steps=40          change one value
+
+cadenza train demo --set seed=1 --run-dir runs/demo-1
+
+cadenza train demo --dry-run > mine.toml      the whole recipe with every default, to edit
+
+cadenza train ./mine.toml --restart-from rl   make the stage rl and what reads it again
+
+Stop it at any moment and give the same command again: it goes on from the last finished stage or RL step.
+"""
+
+
+def _complete_recipe(incomplete: str) -> list[str]:
+    from cadenza.core.recipes import recipe_names
+    from cadenza.pipelines.plan import recipe_folders
+
+    return [name for name in recipe_names(recipe_folders()) if name.startswith(incomplete)]
+
+
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe's name (in ./recipes or shipped) or a path to a TOML file.",
+            autocompletion=_complete_recipe,
+        ),
+    ],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change one key: STAGE.KEY=VALUE or KEY=VALUE. Repeatable."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the recipe and print it with every default, then stop.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a run that must exist (the default is: if any)."),
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Throw away what the run has made and begin anew.")
+    ] = False,
+    restart_from: Annotated[
+        str | None,
+        typer.Option("--restart-from", metavar="STAGE", help="Make this stage and what reads it again."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", help="Where the run lives. Default: runs/NAME.", file_okay=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Run a recipe: from tasks to a trained and measured agent."""
+    from cadenza.pipelines.plan import plan_recipe
+
+    if fresh and (resume or restart_from):
+        raise typer.BadParameter("--fresh excludes --resume and --restart-from")
+    plan = plan_recipe(recipe, sets or [])
+    if dry_run:
+        typer.echo(json.dumps(plan.resolved()) if as_json else plan.toml(), nl=as_json)
+        return
+
+    from cadenza.cli.failures import keep_traces_in
+    from cadenza.core.progress import clock, make_progress
+    from cadenza.pipelines.runner import run_plan
+
+    folder = run_dir or Path("runs") / plan.name
+    keep_traces_in(folder)
+    outcome = run_plan(
+        plan, folder, make_progress(quiet=as_json), resume=resume, fresh=fresh, restart_from=restart_from
+    )
+    if as_json:
+        typer.echo(json.dumps(outcome.to_plain()))
+        return
+    total = sum(stage.seconds for stage in outcome.stages)
+    typer.echo(f"finished {plan.name} in {clock(total)}: {outcome.run_dir}")

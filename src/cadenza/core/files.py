@@ -1,0 +1,107 @@
+"""Files that are either there and whole, or not there: atomic writes, and a full disk as a typed failure."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cadenza.core.errors import CorruptArtifact, MissingArtifact, ResourceExhausted
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an exception, or one that caused it, says that no more can be written.
+
+    Libraries in other languages (safetensors, Arrow) lose the error number and keep the text.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno in FULL:
+            return True
+        if "No space left on device" in str(error) or "File too large" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def disk_full(path: Path | str) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"no space left to write {path}", "free disk space and run the same command again"
+    )
+
+
+@contextmanager
+def disk_errors(path: Path | str) -> Iterator[None]:
+    """Turns a full disk into ResourceExhausted; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            raise disk_full(path) from error
+        raise
+
+
+def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
+    """Writes a whole file or nothing, by a temporary file in the same folder and a rename.
+
+    Args:
+        durable: also wait until the disk has it (about 1 to 10 ms).
+
+    Raises:
+        ResourceExhausted: disk full; the old file, if any, is untouched.
+    """
+    with disk_errors(path):
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        if durable:
+            sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any, durable: bool = True) -> None:
+    """``write_bytes`` of readable JSON with a final newline."""
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(), durable)
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file. Raises CorruptArtifact when it is none; FileNotFoundError passes."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CorruptArtifact(
+            f"{path} is not JSON: {error}", "restore the file, or remove it and run again"
+        ) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def require_folder(path: Path, what: str, mend: str) -> Path:
+    """``path``, when it is a folder. Raises MissingArtifact naming ``what`` otherwise."""
+    path = path.expanduser()
+    if not path.is_dir():
+        raise MissingArtifact(f"no {what} at {path}", mend)
+    return path

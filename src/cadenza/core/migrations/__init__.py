@@ -1,0 +1,1 @@
+"""Alembic migrations of the run database; ``RunDatabase.open`` applies them."""

@@ -1,0 +1,87 @@
+"""What the run database knows, for people and scripts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from cadenza.core.config import nearest
+from cadenza.core.errors import MissingArtifact
+from cadenza.core.progress import clock
+from cadenza.core.rundb import RunDatabase, StageRecord
+from cadenza.pipelines.run_folder import database_of
+
+
+def list_runs(folder: Path, name: str | None = None) -> list[dict[str, Any]]:
+    """Runs under ``folder``, newest first, with their stages, JSON-ready.
+
+    Raises:
+        MissingArtifact: nothing was run there, or nothing with this name.
+    """
+    location = database_of(folder)
+    if isinstance(location, Path) and not location.is_file():
+        raise MissingArtifact(f"no runs in {folder.absolute()}", "start one with: cadenza train demo-quick")
+    with RunDatabase.open(location) as database:
+        records = database.runs()
+        chosen = [record for record in records if name is None or record.name == name]
+        if name is not None and not chosen:
+            names = {record.name for record in records}
+            near = nearest(name, names)
+            mend = (
+                f"did you mean {near!r}?" if near else "known runs: " + (", ".join(sorted(names)) or "none")
+            )
+            raise MissingArtifact(f"no run named {name!r}", mend)
+        return [
+            {
+                "id": record.id,
+                "name": record.name,
+                "run_dir": str(record.directory),
+                "seed": record.seed,
+                "status": record.status,
+                "created": record.created,
+                "updated": record.updated,
+                "machine": record.machine,
+                "stages": [_plain(stage) for stage in database.stages(record.id)],
+            }
+            for record in chosen
+        ]
+
+
+def _plain(stage: StageRecord) -> dict[str, Any]:
+    return {
+        "name": stage.name,
+        "status": stage.status,
+        "started": stage.started,
+        "finished": stage.finished,
+        "artifact_digest": stage.artifact_digest,
+        "figures": stage.figures,
+        "reason": stage.reason,
+    }
+
+
+def runs_table(runs: list[dict[str, Any]], stages: bool) -> Table:
+    """A table of runs, or with ``stages`` of every stage of each."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("run", "seed", "stage", "status", "time", "figures") if stages else (
+        "run", "seed", "started", "status", "stages", "folder"
+    ):  # fmt: skip
+        table.add_column(column, overflow="fold")
+    for run in runs:
+        if not stages:
+            done = sum(stage["status"] == "finished" for stage in run["stages"])
+            started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["created"]))
+            table.add_row(run["name"], str(run["seed"]), started, run["status"], str(done), run["run_dir"])
+            continue
+        for stage in run["stages"]:
+            spent = clock(stage["finished"] - stage["started"]) if stage["finished"] else ""
+            note = stage["reason"] or _figures(stage["figures"] or {})
+            table.add_row(run["name"], str(run["seed"]), stage["name"], stage["status"], spent, note)
+    return table
+
+
+def _figures(figures: dict[str, Any]) -> str:
+    scalars = {k: v for k, v in figures.items() if isinstance(v, (int, float, str))}
+    return " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in scalars.items())

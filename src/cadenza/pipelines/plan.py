@@ -1,0 +1,230 @@
+"""From a recipe to a plan: every stage's class, checked configuration, inputs and digest, before anything runs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from cadenza.core.config import StrictConfig, canonical, digest_of, parse_config, unknown_key
+from cadenza.core.errors import ConfigError
+from cadenza.core.recipes import load_recipe, to_toml
+from cadenza.pipelines.stages import Stage
+
+RESERVED = ("name", "kind", "inputs", "seed")  # of a [[stage]] table; every other key is the stage's own
+HEAVY = ("torch", "ray", "safetensors", "matplotlib", "psutil")  # what the train extra brings
+
+
+class Recipe(StrictConfig):
+    """The top level of a recipe.
+
+    Attributes:
+        name: of the run, and of its folder under ``runs/`` unless ``--run-dir`` says another.
+        description: one line, shown by ``cadenza train --help`` and ``cadenza runs``.
+        seed: of everything random in the run.
+        needs_memory_gb, needs_disk_gb: refuse to start with less of it free (GB of 1e9 bytes).
+        stage: the stages in the order they run.
+    """
+
+    name: str
+    description: str = ""
+    seed: int = 0
+    needs_memory_gb: float = 0.0
+    needs_disk_gb: float = 0.0
+    stage: list[dict[str, Any]] = []
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One resolved stage. ``inputs``: role -> name of an earlier stage, or a path made elsewhere.
+
+    ``digest`` identifies what it will make: its kind, version, seed, configuration, and the digests of its inputs.
+    """
+
+    name: str
+    kind: str
+    stage: type[Stage[Any]]
+    config: StrictConfig
+    inputs: dict[str, str | Path]
+    seed: int
+    digest: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the digest was made from, readable, for showing what changed."""
+        inputs = {role: str(source) for role, source in self.inputs.items()}
+        return {
+            "kind": self.kind,
+            "version": self.stage.version,
+            "seed": self.seed,
+            "inputs": inputs,
+        } | canonical(self.config)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A resolved recipe."""
+
+    name: str
+    description: str
+    seed: int
+    stages: tuple[PlannedStage, ...]
+    needs_memory_gb: float = 0.0
+    needs_disk_gb: float = 0.0
+
+    def resolved(self) -> dict[str, Any]:
+        """The recipe with every default filled in, as a table that ``load_recipe`` would read back."""
+        stages = []
+        for planned in self.stages:
+            table: dict[str, Any] = {"name": planned.name, "kind": planned.kind}
+            if planned.seed != self.seed:
+                table["seed"] = planned.seed
+            if planned.inputs:
+                table["inputs"] = {role: str(source) for role, source in planned.inputs.items()}
+            stages.append(table | planned.config.model_dump(mode="json"))
+        return {
+            "name": self.name,
+            "description": self.description,
+            "seed": self.seed,
+            "needs_memory_gb": self.needs_memory_gb,
+            "needs_disk_gb": self.needs_disk_gb,
+            "stage": stages,
+        }
+
+    def toml(self) -> str:
+        return to_toml(self.resolved())
+
+    def dependents(self, name: str) -> list[str]:
+        """``name`` and every stage that reads it, directly or not, in order."""
+        found = [name]
+        for planned in self.stages:
+            if planned.name not in found and any(source in found for source in planned.inputs.values()):
+                found.append(planned.name)
+        return found
+
+    def stage_named(self, name: str) -> PlannedStage:
+        for planned in self.stages:
+            if planned.name == name:
+                return planned
+        raise unknown_key(name, name, [planned.name for planned in self.stages])
+
+
+def recipe_folders() -> list[Path]:
+    """Where named recipes are looked for: ``recipes/`` of the working folder, then those shipped in the package."""
+    return [Path("recipes"), Path(str(resources.files("cadenza.pipelines") / "recipes"))]
+
+
+def plan_recipe(name: str, overrides: Sequence[str] = ()) -> Plan:
+    """Loads, composes, changes and checks a recipe. Needs no torch and under a second.
+
+    Raises:
+        ConfigError: anything wrong with it, named by its full key.
+    """
+    return make_plan(load_recipe(name, recipe_folders(), overrides))
+
+
+def make_plan(table: Mapping[str, Any]) -> Plan:
+    """Checks a composed recipe table and resolves its stages. Raises ConfigError."""
+    recipe = parse_config(Recipe, table)
+    stages: list[PlannedStage] = []
+    for entry in recipe.stage:
+        stages.append(_plan_stage(entry, recipe.seed, stages))
+    return Plan(
+        recipe.name,
+        recipe.description,
+        recipe.seed,
+        tuple(stages),
+        needs_memory_gb=recipe.needs_memory_gb,
+        needs_disk_gb=recipe.needs_disk_gb,
+    )
+
+
+def _plan_stage(entry: dict[str, Any], seed: int, earlier: Sequence[PlannedStage]) -> PlannedStage:
+    name = entry["name"]
+    kind = entry.get("kind")
+    if not isinstance(kind, str):
+        raise ConfigError(
+            f"key '{name}.kind' is missing", 'set it to an import path, kind = "package.module:Class"'
+        )
+    stage = import_stage(kind, name)
+    values = {key: value for key, value in entry.items() if key not in RESERVED}
+    config = parse_config(stage.Config, values, where=name)
+    stage_seed = entry.get("seed", seed)
+    if not isinstance(stage_seed, int) or isinstance(stage_seed, bool):
+        raise ConfigError(f"key '{name}.seed' = {stage_seed!r} is not a whole number", "correct the value")
+    inputs = _resolve_inputs(name, stage, entry.get("inputs", {}), earlier)
+    digests = {planned.name: planned.digest for planned in earlier}
+    identity = {
+        "kind": kind,
+        "version": stage.version,
+        "seed": stage_seed,
+        "config": canonical(config),
+        "inputs": {role: str(s) if isinstance(s, Path) else digests[s] for role, s in inputs.items()},
+    }
+    return PlannedStage(name, kind, stage, config, inputs, stage_seed, digest_of(identity))
+
+
+def import_stage(kind: str, name: str) -> type[Stage[Any]]:
+    """The class at ``package.module:Class``. Raises ConfigError naming the stage when it cannot be had."""
+    module_name, sign, class_name = kind.partition(":")
+    if not sign or not class_name:
+        raise ConfigError(
+            f"key '{name}.kind' = {kind!r} is not an import path", 'write "package.module:Class"'
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name in HEAVY:
+            raise missing_extra(name, error) from None
+        raise ConfigError(
+            f"kind {kind!r} of stage {name!r} cannot be imported: {error}",
+            "check the path and that it is installed",
+        ) from None
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise unknown_key(f"{name}.kind: {kind}", class_name, _stage_names(module))
+    if not (isinstance(found, type) and issubclass(found, Stage)):
+        raise ConfigError(
+            f"kind {kind!r} of stage {name!r} is no stage", "derive it from cadenza.pipelines.Stage"
+        )
+    return found
+
+
+def missing_extra(name: str, error: ModuleNotFoundError) -> ConfigError:
+    return ConfigError(
+        f"stage {name!r} needs {error.name}, which is not installed", "pip install 'cadenza[train]'"
+    )
+
+
+def _stage_names(module: Any) -> list[str]:
+    return [
+        n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Stage) and v is not Stage
+    ]
+
+
+def _resolve_inputs(
+    name: str, stage: type[Stage[Any]], given: Any, earlier: Sequence[PlannedStage]
+) -> dict[str, str | Path]:
+    if not isinstance(given, Mapping) or not all(isinstance(v, str) for v in given.values()):
+        raise ConfigError(f"key '{name}.inputs' is not a table of texts", 'write inputs = { role = "stage" }')
+    names = [planned.name for planned in earlier]
+    roles = (*stage.inputs, *stage.optional_inputs)
+    for role in given:
+        if role not in roles and not stage.open_inputs:
+            raise unknown_key(f"{name}.inputs.{role}", role, roles)
+    resolved: dict[str, str | Path] = {}
+    for role in dict.fromkeys((*stage.inputs, *stage.optional_inputs, *given)):
+        source = given.get(role, role)
+        if "/" in source:
+            resolved[role] = Path(source)
+        elif source in names:
+            resolved[role] = source
+        elif role in stage.inputs or role in given:
+            raise ConfigError(
+                f"input {role!r} of stage {name!r} is {source!r}, which is no earlier stage",
+                f'set {name}.inputs.{role} to one of: {", ".join(names) or "none"}, or to a path with "/"',
+            )
+    return resolved

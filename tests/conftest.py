@@ -1,0 +1,128 @@
+"""Capabilities: what this machine can do, which tests need it, and no silent skip in continuous integration.
+
+A test marked ``needs_X`` is skipped where the machine cannot do X. With ``CI=true`` any skip is a failure (but for
+``needs_gpu``), so that a green run means that everything ran. The report at the end says what was there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# A shared machine is slow at times: an example has no deadline of its own, and the number of examples is bounded.
+settings.register_profile("cadenza", deadline=None, max_examples=50)
+settings.load_profile("cadenza")
+
+CI = os.environ.get("CI", "").lower() == "true"
+SKIP_ALLOWED = {"gpu"}  # no machine of ours is promised to have one
+ROOT = Path(__file__).parent.parent
+
+
+@cache
+def missing(capability: str) -> str | None:
+    """Why the machine lacks a capability, or None when it has it. Each is tried for real, once."""
+    return _PROBES[capability]()
+
+
+def _namespaces() -> str | None:
+    from cadenza.sandbox import LocalBackend
+
+    found = LocalBackend.probe()
+    return None if found.available else f"{found.reason}; {found.mend}"
+
+
+def _train() -> str | None:
+    absent = [name for name in ("torch", "ray", "safetensors") if importlib.util.find_spec(name) is None]
+    return f"{', '.join(absent)} not installed; pip install -e '.[train]'" if absent else None
+
+
+def _network() -> str | None:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-cache-dir",
+            "-d",
+            folder,
+        ]
+        done = subprocess.run([*command, "iniconfig"], capture_output=True, timeout=120, check=False)
+    return None if done.returncode == 0 else "pip reaches no package index"
+
+
+def _root() -> str | None:
+    if os.geteuid() != 0:
+        return "not root"
+    return None if shutil.which("mount") else "no mount command"
+
+
+def _gpu() -> str | None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch, sys; sys.exit(not torch.cuda.is_available())"],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    return None if done.returncode == 0 else "no accelerator"
+
+
+_PROBES = {"namespaces": _namespaces, "train": _train, "network": _network, "root": _root, "gpu": _gpu}
+_NEEDED: Counter[str] = Counter()
+
+
+def _needs(item: pytest.Item) -> list[str]:
+    return [name for name in _PROBES if item.get_closest_marker(f"needs_{name}")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        _NEEDED.update(_needs(item))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for capability in _needs(item):
+        reason = missing(capability)
+        if reason is not None:
+            pytest.skip(f"needs {capability}: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    report = yield
+    skipped = report.skipped and not hasattr(report, "wasxfail")
+    if CI and skipped and not SKIP_ALLOWED & set(_needs(item)):
+        report.outcome = "failed"
+        report.longrepr = f"skipped with CI=true, where everything must run: {report.longrepr}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _NEEDED:
+        return
+    terminalreporter.section("capabilities")
+    for capability, count in sorted(_NEEDED.items()):
+        reason = missing(capability)
+        terminalreporter.line(
+            f"{capability:<11} {count:>4} tests   {'yes' if reason is None else 'NO: ' + reason}"
+        )
+
+
+@pytest.fixture
+def command_environment() -> dict[str, str]:
+    """The environment of a ``cadenza`` process under test: this source tree, and the stages that tests define."""
+    paths = [str(ROOT / "src"), str(ROOT / "tests" / "pipelines")]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CADENZA_")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}

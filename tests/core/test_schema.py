@@ -1,0 +1,79 @@
+"""Migrations: an old database is brought up to date, a newer one is refused, and the code agrees with the tables."""
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from cadenza.core.errors import CorruptArtifact
+from cadenza.core.rundb import RunDatabase
+from cadenza.core.schema import MIGRATIONS, make_engine, migrate
+from cadenza.core.tables import SCHEMA_HEAD, metadata
+
+
+def scripts() -> ScriptDirectory:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    return ScriptDirectory.from_config(config)
+
+
+def test_the_fast_path_knows_the_newest_migration():
+    assert scripts().get_heads() == [SCHEMA_HEAD]
+
+
+def test_migrations_make_exactly_the_tables_that_the_code_uses(tmp_path):
+    engine = make_engine(f"sqlite:///{tmp_path / 'a.db'}")
+    migrate(engine, "a.db")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    engine.dispose()
+
+
+def test_every_older_schema_is_brought_up_to_date_with_its_rows(tmp_path):
+    from alembic import command
+
+    for script in scripts().walk_revisions():
+        path = tmp_path / f"{script.revision}.db"
+        engine = make_engine(f"sqlite:///{path}")
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        with engine.execution_options(write=True).begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, script.revision)
+            connection.execute(
+                sa.text(
+                    "INSERT INTO events (run, kind, data, created) VALUES ('r', 'old', '{\"n\": 1}', 0.0)"
+                )
+            )
+        engine.dispose()
+        with RunDatabase.open(path) as database:
+            assert [event["data"] for event in database.events("r")] == [{"n": 1}]
+
+
+def test_a_database_of_a_newer_cadenza_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "cadenza.db"
+    RunDatabase.open(path).close()
+    engine = make_engine(f"sqlite:///{path}")
+    with engine.execution_options(write=True).begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(CorruptArtifact, match="has schema 9999, newer than this Cadenza") as failure:
+        RunDatabase.open(path)
+    assert "\n" not in str(failure.value)
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+    engine.dispose()
+
+
+def test_a_current_database_opens_without_loading_alembic(tmp_path, command_environment):
+    import subprocess
+    import sys
+
+    path = tmp_path / "cadenza.db"
+    RunDatabase.open(path).close()
+    code = (
+        "import sys; from cadenza.core.rundb import RunDatabase; "
+        f"RunDatabase.open({str(path)!r}).close(); sys.exit('alembic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=command_environment, check=False).returncode == 0

@@ -1,0 +1,92 @@
+"""A plan refuses every mistake in a recipe before anything runs, in one line that names the key."""
+
+import pytest
+
+from cadenza.core.errors import ConfigError
+from cadenza.pipelines import make_plan, plan_recipe
+from cadenza.pipelines.plan import recipe_folders
+
+NUMBERS = {"name": "numbers", "kind": "example_stages:Numbers"}
+SUM = {"name": "sum", "kind": "example_stages:Sum"}
+
+
+def plan(*stages, **top):
+    return make_plan({"name": "r", **top, "stage": list(stages)})
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([{"name": "a"}], "key 'a.kind' is missing"),
+        ([{"name": "a", "kind": "example_stages"}], "is not an import path"),
+        ([{"name": "a", "kind": "no_such_module:A"}], "cannot be imported: No module named 'no_such_module'"),
+        ([{"name": "a", "kind": "example_stages:Number"}], "did you mean 'Numbers'"),
+        (
+            [{"name": "a", "kind": "example_stages:NotAStage"}],
+            "is no stage; derive it from cadenza.pipelines.Stage",
+        ),
+        ([{**NUMBERS, "cuont": 3}], "unknown key 'numbers.cuont'; did you mean 'count'"),
+        ([{**NUMBERS, "count": "three"}], "key 'numbers.count' = 'three' cannot be used"),
+        ([{**NUMBERS, "seed": "x"}], "key 'numbers.seed' = 'x' is not a whole number"),
+        ([SUM], "input 'numbers' of stage 'sum' is 'numbers', which is no earlier stage"),
+        ([SUM, NUMBERS], "no earlier stage; set sum.inputs.numbers to one of: none"),
+        ([NUMBERS, {**SUM, "inputs": {"numbers": "nubmers"}}], "is 'nubmers', which is no earlier stage"),
+        ([NUMBERS, {**SUM, "inputs": "numbers"}], "key 'sum.inputs' is not a table of texts"),
+        ([{**NUMBERS, "inputs": {"x": "y"}}], "unknown key 'numbers.inputs.x'; known keys: none"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named(stages, message):
+    with pytest.raises(ConfigError, match=message) as failure:
+        plan(*stages)
+    assert "\n" not in str(failure.value)
+
+
+def test_an_unknown_top_level_key_is_refused():
+    with pytest.raises(ConfigError, match="unknown key 'sed'; did you mean 'seed'"):
+        plan(NUMBERS, sed=1)
+
+
+def test_the_digest_follows_configuration_seed_and_inputs_but_not_operational_keys():
+    def digests(*stages, **top):
+        return [stage.digest for stage in plan(*stages, **top).stages]
+
+    base = digests(NUMBERS, SUM)
+    assert digests({**NUMBERS, "threads": 8}, SUM) == base
+    changed = digests({**NUMBERS, "count": 4}, SUM)
+    assert changed[0] != base[0] and changed[1] != base[1]
+    assert digests(NUMBERS, SUM, seed=1)[0] != base[0]
+    pinned = {**NUMBERS, "seed": 5}
+    assert digests(pinned, seed=1) == digests(pinned, seed=2)
+
+
+def test_dependents_follow_the_inputs_and_nothing_else():
+    stages = [
+        NUMBERS,
+        {**NUMBERS, "name": "other"},
+        SUM,
+        {**SUM, "name": "both", "inputs": {"numbers": "other", "x": "sum"}},
+    ]
+    assert plan(*stages).dependents("numbers") == ["numbers", "sum", "both"]
+    assert plan(*stages).dependents("other") == ["other", "both"]
+
+
+def test_the_resolved_recipe_plans_to_the_same_digests(tmp_path):
+    first = plan({**NUMBERS, "count": 7, "seed": 4}, SUM, seed=2, needs_disk_gb=0.5)
+    path = tmp_path / "resolved.toml"
+    path.write_text(first.toml())
+    second = plan_recipe(str(path))
+    assert [s.digest for s in second.stages] == [s.digest for s in first.stages]
+    assert second.resolved() == first.resolved()
+
+
+def test_an_input_may_lie_elsewhere():
+    planned = plan({**SUM, "inputs": {"numbers": "./elsewhere/numbers"}}).stages[0]
+    assert str(planned.inputs["numbers"]) == "elsewhere/numbers"
+
+
+def test_every_shipped_recipe_plans():
+    shipped = recipe_folders()[-1]
+    names = [path.stem for path in shipped.glob("*.toml")]
+    assert {"base", "demo", "demo-quick", "demo-base"} <= set(names)
+    for name in names:
+        assert plan_recipe(name).name
