@@ -1,0 +1,6 @@
+"""The agent: one loop and its tools. The same code serves users and trains."""
+
+from cadenza.harness.agent import Agent, AgentResult, Limits
+from cadenza.harness.tools import ToolLibrary, demo_tools
+
+__all__ = ["Agent", "AgentResult", "Limits", "ToolLibrary", "demo_tools"]

@@ -1,0 +1,296 @@
+"""The report of a run: report.json for programs, report.html for people, and the same in a terminal.
+
+It states what was measured, and just as plainly what was not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cadenza.evaluation.charts import Strip, signed, strip
+from cadenza.evaluation.comparison import Change, Comparison, Row, compare, label, ordered
+from cadenza.evaluation.report_charts import STAGE_TITLES, Chart, plain_chart, stage_charts
+from cadenza.evaluation.report_inputs import RunInfo, RunInputs, Span, Trajectory, now_iso, read_run
+from cadenza.evaluation.result import EvalResult, write_text
+from cadenza.evaluation.statistics import Estimate, pass_at_k
+
+FORMAT_VERSION = 1
+TIMELINE_WINDOW_S = 40.0
+LANES = ("trainer", "engine", "environment", "weights")
+EXPECTED_STAGES = ("cpt", "sft", "rl")
+MAX_EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The result in a sentence. ``tone``: good | bad | open, after the interval and not after the hope."""
+
+    text: str
+    detail: str
+    tone: str
+
+
+@dataclass(frozen=True)
+class StageSection:
+    """Charts of one stage; ``more``: metrics without a described chart."""
+
+    stage: str
+    title: str
+    charts: list[Chart]
+    more: list[Chart]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Lanes of a window of the run, seconds since its start."""
+
+    start: float
+    end: float
+    lanes: list[Strip]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """pass@1 by one field of the held-out tasks: rows of (value, tasks, {policy: share or None})."""
+
+    title: str
+    policies: list[str]
+    rows: list[tuple[str, int, dict[str, float | None]]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One task, before and after: rollouts of different policies side by side."""
+
+    prompt: str
+    task_id: str
+    family: str
+    rollouts: list[Trajectory]
+
+
+@dataclass
+class Report:
+    """Everything the page shows, computed once for all three forms."""
+
+    run: RunInfo
+    headline: Headline
+    comparisons: list[Comparison]
+    slices: list[Slices]
+    sections: list[StageSection]
+    timeline: Timeline | None
+    examples: list[Example]
+    missing: list[str]
+    problems: list[str]
+    generated_at: str = ""
+
+
+def build_report(inputs: RunInputs) -> Report:
+    """Computes the report; never fails for a part that is missing."""
+    comparisons = compare(inputs.evaluations)
+    missing = _missing(inputs, comparisons)
+    sections = []
+    for stage in [*EXPECTED_STAGES, *sorted(set(inputs.metrics) - set(EXPECTED_STAGES))]:
+        metrics = inputs.metrics.get(stage)
+        charts, absent, rest = stage_charts(stage, metrics)
+        missing += absent if metrics else []
+        more = [c for name in rest if metrics and (c := plain_chart(metrics, name))]
+        if charts or more:
+            sections.append(StageSection(stage, STAGE_TITLES.get(stage, stage), charts, more))
+    return Report(
+        run=inputs.run,
+        headline=headline(comparisons),
+        comparisons=comparisons,
+        slices=_slices(inputs.evaluations),
+        sections=sections,
+        timeline=_timeline(inputs.timeline),
+        examples=_examples(inputs.trajectories),
+        missing=missing,
+        problems=list(inputs.problems),
+        generated_at=now_iso(),
+    )
+
+
+def write_report(run_dir: Path, out_dir: Path | None = None, run: RunInfo | None = None) -> Report:
+    """Reads `run_dir`, writes report.html and report.json into `out_dir` (default: `run_dir`), returns the report.
+
+    Raises MissingArtifact when there is no such run, ResourceExhausted on a full disk.
+    """
+    from cadenza.evaluation.report_html import render_html  # it needs Report, defined here
+
+    report = build_report(read_run(run_dir, run))
+    out_dir = out_dir or run_dir
+    text = json.dumps(to_json(report), indent=2, allow_nan=False, ensure_ascii=False)
+    write_text(out_dir / "report.json", text + "\n")
+    write_text(out_dir / "report.html", render_html(report))
+    return report
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """The numbers of the report, without pictures. Rates are shares of 1, changes too."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "generated_at": report.generated_at,
+        "headline": dataclasses.asdict(report.headline),
+        "views": [
+            {
+                "view": c.view.key,
+                "title": c.view.title,
+                "policies": [_plain(row) for row in c.rows],
+                "changes": [_plain(change) for change in c.changes],
+            }
+            for c in report.comparisons
+        ],
+        "slices": [_plain(s) for s in report.slices],
+        "busy_in_window": {s.lane: s.busy for s in report.timeline.lanes} if report.timeline else {},
+        "charts": {s.stage: [c.title for c in s.charts] for s in report.sections},
+        "not_run": report.missing,
+        "problems": report.problems,
+        "run": report.run.model_dump(mode="json"),
+    }
+
+
+def headline(comparisons: Sequence[Comparison]) -> Headline:
+    """Says what the held-out comparison of RL with SFT shows, or what there is instead of it."""
+    heldout = next((c for c in comparisons if c.view.key == "heldout"), None)
+    if heldout is None:
+        return Headline("Nothing was evaluated on held-out tasks.", "See what was not run, below.", "open")
+    rows = {row.policy: row for row in heldout.rows}
+    change = next((c for c in heldout.changes if (c.old, c.new) == ("sft", "rl")), None)
+    if change is None or change.sampled is None:
+        told = [f"{label(p)} {_percent(rate)}" for p, r in rows.items() if (rate := r.sampled or r.greedy)]
+        return Headline(
+            "Held-out tasks solved: " + ", ".join(told) + ".",
+            "RL and SFT were not both evaluated, so no gain can be stated.", "open",
+        )  # fmt: skip
+    value, low, high = change.sampled.points()
+    detail = (
+        f"Paired over {change.sampled.n_tasks} held-out tasks, {_seeds(change.seeds)}: "
+        f"{signed(value)} points of pass@1, 95% interval {signed(low)} to {signed(high)}."
+    )
+    old, new = _percent(rows["sft"].sampled), _percent(rows["rl"].sampled)
+    if low > 0:
+        return Headline(f"RL lifted the agent from {old} to {new} of held-out tasks.", detail, "good")
+    if high < 0:
+        return Headline(f"RL made the agent worse: {old} to {new} of held-out tasks.", detail, "bad")
+    return Headline(
+        f"RL shows no certain gain: {old} before, {new} after.",
+        detail + " The interval includes zero.",
+        "open",
+    )
+
+
+def _missing(inputs: RunInputs, comparisons: Sequence[Comparison]) -> list[str]:
+    told = []
+    for stage in EXPECTED_STAGES:
+        if stage not in inputs.metrics:
+            told.append(f"{STAGE_TITLES[stage]}: no metrics were recorded")
+    seen = {c.view.key: c for c in comparisons}
+    for key, sentence in (
+        ("heldout", "No evaluation on held-out tasks"),
+        ("unseen", "No evaluation on families never trained on"),
+        ("hard", "No evaluation on the hard split"),
+    ):
+        if key not in seen:
+            told.append(sentence)
+    if "heldout" in seen:
+        have = {row.policy for row in seen["heldout"].rows}
+        absent = [label(p) for p in ("base", "sft", "rl") if p not in have]
+        if absent:
+            told.append(f"Not evaluated on held-out tasks: {', '.join(absent)}")
+        if "sft_continued" not in have:
+            told.append("SFT continued for the same wall time was not run: it belongs to `make proof`")
+    if not inputs.timeline:
+        told.append("No timeline of services was recorded")
+    if not inputs.trajectories:
+        told.append("No example trajectories were kept")
+    if len(inputs.run.seeds) == 1:
+        told.append(
+            "One seed: how much the result varies between runs is not measured here (`make proof` does)"
+        )
+    return told
+
+
+def _timeline(spans: Sequence[Span]) -> Timeline | None:
+    """A window from the middle of the run: its start and end are not how it usually goes."""
+    if not spans:
+        return None
+    first, last = min(s.start for s in spans), max(s.end for s in spans)
+    if last <= first:
+        return None
+    middle = (first + last) / 2
+    start = max(first, middle - TIMELINE_WINDOW_S / 2)
+    end = min(last, start + TIMELINE_WINDOW_S)
+    found = {s.lane for s in spans}
+    lanes = [n for n in LANES if n in found] + sorted(found - set(LANES))
+    strips = [strip(n, [(s.start, s.end) for s in spans if s.lane == n], start, end) for n in lanes]
+    return Timeline(start, end, strips)
+
+
+def _slices(results: Sequence[EvalResult]) -> list[Slices]:
+    """Held-out pass@1 by family, ambiguity and edits, mean over seeds; sampled, or greedy where that is all."""
+    heldout = [r for r in results if r.suite == "heldout"]
+    sampled = [r for r in heldout if r.temperature > 0] or heldout
+    if not sampled:
+        return []
+    policies = ordered({r.policy for r in sampled})
+    tables = []
+    for field, title in (
+        ("family", "Bug family"),
+        ("ambiguity", "Ambiguity of the issue"),
+        ("edits", "Edits needed"),
+    ):
+        cells: dict[str, dict[str, list[float]]] = {}
+        tasks: dict[str, set[str]] = {}
+        for result in sampled:
+            for value, outcomes in result.slices(field).items():
+                rates = pass_at_k(outcomes).values_N
+                tasks.setdefault(value, set()).update(outcomes.task_ids)
+                if np.isfinite(rates).any():
+                    cells.setdefault(value, {}).setdefault(result.policy, []).append(float(np.nanmean(rates)))
+        rows = [
+            (value, len(tasks[value]), {p: _mean(cells.get(value, {}).get(p, [])) for p in policies})
+            for value in sorted(tasks)
+        ]
+        if len(rows) > 1:
+            tables.append(Slices(title, policies, rows))
+    return tables
+
+
+def _examples(trajectories: Sequence[Trajectory]) -> list[Example]:
+    """Tasks with rollouts of several policies, those that the last policy solved and an earlier one did not first."""
+    by_task: dict[str, dict[str, Trajectory]] = {}
+    for t in trajectories:
+        by_task.setdefault(t.task_id, {}).setdefault(t.policy, t)
+    examples = []
+    for task_id, found in by_task.items():
+        rollouts = [found[p] for p in ordered(set(found))]
+        examples.append(Example(rollouts[0].prompt, task_id, rollouts[0].family, rollouts))
+
+    def rank(e: Example) -> tuple[int, int]:
+        told_apart = len(e.rollouts) > 1 and bool(e.rollouts[-1].solved) and not e.rollouts[0].solved
+        return (0 if told_apart else 1 if len(e.rollouts) > 1 else 2, sum(len(r.turns) for r in e.rollouts))
+
+    return sorted(examples, key=rank)[:MAX_EXAMPLES]
+
+
+def _plain(value: Row | Change | Slices) -> dict[str, Any]:
+    return dataclasses.asdict(value)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _percent(rate: Estimate | None) -> str:
+    return f"{100 * rate.value:.1f}%" if rate else "not measured"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds"

@@ -1,0 +1,271 @@
+"""Estimators over per-task outcomes and their intervals.
+
+Letters: N tasks, S samples a task, K seeds, B bootstrap draws.
+
+An outcome is 1 (solved), 0 (not solved) or NaN (a typed failure of the infrastructure: no verdict). NaN is
+left out of a task's mean and counted; it never becomes 0. `require_valid` refuses a result with too many.
+
+The task is the unit of sampling everywhere: S samples of one task say little about the next task, so
+intervals resample tasks with all their samples and all their seeds. docs/explanation/evaluation.md derives
+each estimator.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cadenza.core.errors import CadenzaError
+
+DRAWS = 10_000  # of the bootstrap: Monte Carlo error of a 95% bound is below 0.1 points at 200 tasks
+LEVEL = 0.95
+VALID_FLOOR = 0.98  # share of rollouts that need a verdict before a rate may be reported
+_CHUNK_CELLS = 4_000_000  # of a (B, N) count matrix held as floats at once: 32 MB
+
+
+class TooManyInvalid(CadenzaError):
+    """A result with too few verdicts to be worth a rate."""
+
+    exit_code = 9
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What one policy did on a list of tasks.
+
+    Shapes: ``solved_NS`` float64 of {0, 1, NaN}; ``tokens_NS`` float64, tokens the policy sampled, NaN where
+    no rollout was recorded. Raises ValueError when shapes, ids or values do not fit.
+    """
+
+    task_ids: tuple[str, ...]
+    solved_NS: np.ndarray
+    tokens_NS: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.solved_NS.ndim != 2 or self.solved_NS.shape != self.tokens_NS.shape:
+            raise ValueError("solved_NS and tokens_NS must be matrices of the same shape")
+        if len(self.task_ids) != len(self.solved_NS) or len(set(self.task_ids)) != len(self.task_ids):
+            raise ValueError("task_ids must name each row of solved_NS once")
+        seen = self.solved_NS[np.isfinite(self.solved_NS)]
+        if np.isinf(self.solved_NS).any() or not np.isin(seen, (0.0, 1.0)).all():
+            raise ValueError("an outcome is 0, 1 or NaN")
+
+    @property
+    def invalid_share(self) -> float:
+        """Share of rollouts without a verdict; 0.0 for an empty matrix."""
+        return float(np.isnan(self.solved_NS).mean()) if self.solved_NS.size else 0.0
+
+
+@dataclass(frozen=True)
+class TaskValues:
+    """One number per task (N) and the range it can take; NaN where the task has too few valid samples."""
+
+    task_ids: tuple[str, ...]
+    values_N: np.ndarray
+    span: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tasks (and seeds) with a percentile interval.
+
+    ``n_tasks`` counts distinct tasks that entered, ``excluded`` task-and-seed cells left out for want of
+    valid samples, ``per_seed`` the estimate of each seed alone, in the order given.
+    """
+
+    value: float
+    low: float
+    high: float
+    level: float
+    n_tasks: int
+    excluded: int
+    per_seed: tuple[float, ...]
+
+    def points(self) -> tuple[float, float, float]:
+        """(value, low, high) in percentage points."""
+        return 100 * self.value, 100 * self.low, 100 * self.high
+
+
+@dataclass(frozen=True)
+class TokensPerSolved:
+    """Cost of success. ``mean`` and ``median``: sampled tokens of the solved rollouts. ``spent``: tokens of
+    *all* valid rollouts divided by the number solved, so that failures are paid for. None: nothing solved."""
+
+    solved: int
+    mean: float | None
+    median: float | None
+    spent: float | None
+
+
+@dataclass(frozen=True)
+class NonInferiority:
+    """``holds`` iff the lower end of the change's interval lies above ``-margin`` (unit of the estimate)."""
+
+    margin: float
+    low: float
+    holds: bool
+
+
+def require_valid(outcomes: Outcomes, floor: float = VALID_FLOOR, what: str = "the evaluation") -> None:
+    """Raises TooManyInvalid when fewer than `floor` of the rollouts have a verdict."""
+    if outcomes.solved_NS.size == 0:
+        raise TooManyInvalid(f"{what} has no rollouts", "give it tasks and samples")
+    share = outcomes.invalid_share
+    if 1.0 - share < floor:
+        raise TooManyInvalid(
+            f"{what}: {share:.1%} of the rollouts ended without a verdict, at most {1 - floor:.1%} may",
+            "see the failure kinds in its records, mend the infrastructure and evaluate again",
+        )
+
+
+def pass_at_k(outcomes: Outcomes, k: int = 1) -> TaskValues:
+    """Per task, the chance that at least one of k samples solves it; for k = n this is best-of-n.
+
+    Unbiased from n >= k valid samples of which c solved: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021,
+    arXiv:2107.03374, section 2.1), as a product so that nothing overflows. NaN where n < k.
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    n_N = np.isfinite(outcomes.solved_NS).sum(axis=1).astype(float)
+    missed_N = n_N - np.nansum(outcomes.solved_NS, axis=1)
+    all_missed_N = np.ones(len(n_N))
+    for j in range(k):
+        all_missed_N *= np.clip(missed_N - j, 0, None) / np.clip(n_N - j, 1, None)
+    return TaskValues(outcomes.task_ids, np.where(n_N >= k, 1.0 - all_missed_N, np.nan))
+
+
+def tokens_per_solved(outcomes: Outcomes) -> TokensPerSolved:
+    """Tokens of solved rollouts, mean and median, and tokens spent per solve over all valid rollouts."""
+    solved = outcomes.solved_NS == 1.0
+    count = int(solved.sum())
+    if count == 0:
+        return TokensPerSolved(0, None, None, None)
+    tokens = outcomes.tokens_NS[solved]
+    spent = float(np.nansum(outcomes.tokens_NS[np.isfinite(outcomes.solved_NS)])) / count
+    return TokensPerSolved(count, float(tokens.mean()), float(np.median(tokens)), spent)
+
+
+def difference(new: TaskValues, old: TaskValues) -> TaskValues:
+    """Per task, new minus old. Raises ValueError unless both hold the same tasks: a paired comparison has no
+    other meaning. A task without a value on either side gets NaN and is counted as excluded."""
+    if set(new.task_ids) != set(old.task_ids):
+        raise ValueError("a paired difference needs the same tasks on both sides")
+    row = {task: i for i, task in enumerate(old.task_ids)}
+    order = [row[task] for task in new.task_ids]
+    span = (new.span[0] - old.span[1], new.span[1] - old.span[0])
+    return TaskValues(new.task_ids, new.values_N - old.values_N[order], span)
+
+
+def estimate(
+    by_seed: Sequence[TaskValues], *, level: float = LEVEL, draws: int = DRAWS, seed: int = 0
+) -> Estimate:
+    """Pools per-task values over seeds: the mean over tasks within each seed, then the plain mean over seeds.
+
+    Interval: percentile bootstrap in which a task is a cluster. Seeds that share tasks form one stratum: a
+    draw resamples its tasks once and applies the same draw to each of its seeds, so what a task has in common
+    over seeds stays in. Seeds with tasks of their own are strata of their own. Seeds are not resampled: the
+    interval speaks of *these* trained policies on new tasks of the same kind, and `per_seed` shows how far
+    the policies differ.
+
+    A sample without any spread (all tasks 0, say) has no bootstrap spread either; its interval is widened
+    by the exact bound 1 - (alpha/2)^(1/N) instead of pretending to certainty.
+
+    Raises ValueError when some seed has no task with a value.
+    """
+    if not by_seed:
+        raise ValueError("an estimate needs at least one seed")
+    values_KN = _align(by_seed)
+    present_KN = np.isfinite(values_KN)
+    if not present_KN.any(axis=1).all():
+        raise ValueError("a seed has no task with a value")
+    per_seed = np.nanmean(values_KN, axis=1)
+    used_N = present_KN.any(axis=0)
+    offered = sum(len(v.task_ids) for v in by_seed)
+    span = (min(v.span[0] for v in by_seed), max(v.span[1] for v in by_seed))
+    low, high = _interval(values_KN[:, used_N], span, level, draws, seed)
+    return Estimate(
+        value=float(per_seed.mean()), low=low, high=high, level=level,
+        n_tasks=int(used_N.sum()), excluded=offered - int(present_KN.sum()),
+        per_seed=tuple(float(v) for v in per_seed),
+    )  # fmt: skip
+
+
+def paired_change(
+    new: Sequence[Outcomes], old: Sequence[Outcomes], *, k: int = 1, level: float = LEVEL,
+    draws: int = DRAWS, seed: int = 0,
+) -> Estimate:  # fmt: skip
+    """Change of pass@k from `old` to `new`, paired by task and seed: one Outcomes per seed, in one order."""
+    if len(new) != len(old):
+        raise ValueError("both policies need one result per seed")
+    pairs = [difference(pass_at_k(n, k), pass_at_k(o, k)) for n, o in zip(new, old, strict=True)]
+    return estimate(pairs, level=level, draws=draws, seed=seed)
+
+
+def non_inferiority(change: Estimate, margin: float) -> NonInferiority:
+    """Tests a change against a loss of `margin` (>= 0, same unit: 0.05 is five points).
+
+    The bound is the lower end of the two-sided interval, i.e. one-sided at (1 + level) / 2: the stricter one.
+    """
+    if margin < 0:
+        raise ValueError(f"a margin is not negative, got {margin}")
+    return NonInferiority(margin, change.low, change.low > -margin)
+
+
+def _align(by_seed: Sequence[TaskValues]) -> np.ndarray:
+    """(K, N) over the union of tasks, NaN where a seed lacks the task or its value."""
+    columns = {task: i for i, task in enumerate(dict.fromkeys(t for v in by_seed for t in v.task_ids))}
+    values_KN = np.full((len(by_seed), len(columns)), np.nan)
+    for k, one in enumerate(by_seed):
+        values_KN[k, [columns[t] for t in one.task_ids]] = one.values_N
+    return values_KN
+
+
+def _strata(present_KN: np.ndarray) -> list[np.ndarray]:
+    """Groups seeds that share a task, directly or through others; returns each group's task columns."""
+    groups: list[np.ndarray] = []  # boolean masks over N, disjoint
+    for row_N in present_KN:
+        touching = [g for g in groups if (g & row_N).any()]
+        groups = [g for g in groups if not (g & row_N).any()]
+        groups.append(np.logical_or.reduce([row_N, *touching]))
+    return [np.flatnonzero(g) for g in groups]
+
+
+@functools.lru_cache(maxsize=8)
+def _counts(n: int, draws: int, seed: int, stratum: int) -> np.ndarray:
+    """(B, n) uint16: how often each of n tasks is drawn. Kept, because one report asks for the same dozens of
+    times; at 200 tasks it takes 4 MB."""
+    rng = np.random.default_rng((seed, stratum, n))
+    return rng.multinomial(n, np.full(n, 1.0 / n), size=draws).astype(np.uint16)
+
+
+def _bootstrap_means(values_KN: np.ndarray, draws: int, seed: int) -> np.ndarray:
+    """(B,) pooled means; NaN in the rare draw that leaves a seed without any task."""
+    present_KN = np.isfinite(values_KN)
+    filled_KN = np.where(present_KN, values_KN, 0.0)
+    sums_BK = np.zeros((draws, len(values_KN)))
+    counts_BK = np.zeros((draws, len(values_KN)))
+    for stratum, columns in enumerate(_strata(present_KN)):
+        counts_BN = _counts(len(columns), draws, seed, stratum)
+        step = max(1, _CHUNK_CELLS // len(columns))
+        for start in range(0, draws, step):
+            rows = slice(start, min(start + step, draws))
+            times_BN = counts_BN[rows].astype(float)
+            sums_BK[rows] += times_BN @ filled_KN[:, columns].T
+            counts_BK[rows] += times_BN @ present_KN[:, columns].T
+    with np.errstate(invalid="ignore"):
+        return (sums_BK / counts_BK).mean(axis=1)
+
+
+def _interval(
+    values_KN: np.ndarray, span: tuple[float, float], level: float, draws: int, seed: int
+) -> tuple[float, float]:
+    alpha = 1.0 - level
+    means_B = _bootstrap_means(values_KN, draws, seed)
+    low, high = (float(q) for q in np.nanquantile(means_B, [alpha / 2, 1 - alpha / 2]))
+    if np.nanmax(means_B) - np.nanmin(means_B) < 1e-12:
+        slack = 1.0 - (alpha / 2) ** (1.0 / values_KN.shape[1])
+        low, high = max(span[0], low - slack), min(span[1], high + slack)
+    return low, high

@@ -1,0 +1,225 @@
+"""The whole agent loop, top to bottom. Users and training run this same code.
+
+A turn: send what is new to the session, take the sampled ids as they are, read them, run the call, render its result
+as what is new for the next turn. The context is kept by the session and never rendered again, so the segment handed
+to the trainer is exactly what the engine saw.
+
+What ends a run (``finish_reason``):
+``finish``      the model called finish or wrote a closing message
+``max_turns``   too many turns
+``max_tokens``  a turn was cut at its token limit; it is flagged and not executed (case 18)
+``context``     the context is full (case 17); a turn cut by it is not executed either
+``broken``      too many broken calls one after another (a single one only gets an error as its result, case 15)
+``deadline``    the wall time is over
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cadenza.core.config import StrictConfig
+from cadenza.core.types import Segment
+from cadenza.harness.segment import SegmentBuilder
+from cadenza.harness.tools import ToolLibrary, ToolResult
+from cadenza.tokens import BrokenCall, Call, CompactRenderer, Final, Parsed, Sampled, Sampling, TokenSession
+
+
+class Limits(StrictConfig):
+    """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike."""
+
+    max_turns: int = 16
+    max_tokens_per_turn: int = 96
+    max_context_tokens: int = 1024
+    max_output_tokens: int = 384  # of one tool result
+    max_broken_in_a_row: int = 3
+    wall_s: float = 60.0
+
+
+@dataclass(slots=True)
+class AgentResult:
+    """What one run leaves. ``trace`` ends with one ``{"summary": ...}`` entry that holds ``counters``.
+
+    ``timings``: seconds in ``agent`` (all), ``engine_wait`` and ``tools``.
+    ``counters``: turns, broken, truncated, misaligned, and per tool calls, errors by kind, seconds.
+    """
+
+    segments: list[Segment]
+    trace: list[dict[str, Any]]
+    finish_reason: str
+    timings: dict[str, float]
+    counters: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Run:
+    """The state of one run, so that it is whole whenever the deadline strikes."""
+
+    builder: SegmentBuilder
+    sampling: Sampling
+    on_step: Callable[[dict[str, Any]], None] | None
+    trace: list[dict[str, Any]] = field(default_factory=list)
+    broken_in_a_row: int = 0
+    engine_s: float = 0.0
+    tools_s: float = 0.0
+    counters: dict[str, Any] = field(
+        default_factory=lambda: {"turns": 0, "broken": 0, "truncated": 0, "misaligned": 0, "tools": {}}
+    )
+
+    def log(self, entry: dict[str, Any]) -> None:
+        self.trace.append(entry)
+        if self.on_step is not None:
+            self.on_step(entry)
+
+
+class Agent:
+    """One agent, stateless between runs and safe to run many times at once."""
+
+    def __init__(self, renderer: CompactRenderer, tools: ToolLibrary, limits: Limits | None = None) -> None:
+        self.renderer = renderer
+        self.tools = tools
+        self.limits = limits or Limits()
+
+    async def run(
+        self,
+        session: TokenSession,
+        sandbox: Any,
+        task_prompt: str,
+        sampling: Sampling | None = None,
+        *,
+        on_step: Callable[[dict[str, Any]], None] | None = None,
+        weights_digest: str = "",
+    ) -> AgentResult:
+        """Runs to the end and returns; the caller owns ``session`` and ``sandbox`` and frees them.
+
+        Raises SessionLost, SandboxGone (case 12), DeadlineExceeded of a sandbox that does not answer, and
+        CancelledError; nothing the model samples raises.
+        """
+        run = _Run(SegmentBuilder(), sampling or Sampling(), on_step)
+        begun = time.perf_counter()
+        try:
+            async with asyncio.timeout(self.limits.wall_s) as wall:
+                reason = await self._loop(run, session, sandbox, task_prompt)
+        except TimeoutError:
+            if not wall.expired():
+                raise
+            reason = "deadline"
+        timings = {"agent": time.perf_counter() - begun, "engine_wait": run.engine_s, "tools": run.tools_s}
+        run.counters["turns"] = len(run.builder.turns)
+        run.log({"summary": {"finish_reason": reason, **run.counters}})
+        segments = run.builder.build(
+            finish_reason=reason,
+            sampling=run.sampling.plain(),
+            digests={
+                "harness": HARNESS_DIGEST,
+                "tools": self.tools.digest,
+                "renderer": self.renderer.digest,
+                "weights": weights_digest,
+            },
+        )
+        return AgentResult(segments, run.trace, reason, timings, run.counters)
+
+    async def _loop(self, run: _Run, session: TokenSession, sandbox: Any, task_prompt: str) -> str:
+        limits = self.limits
+        new_ids, new_kinds = self.renderer.render_prompt(task_prompt)
+        for turn in range(limits.max_turns):
+            room = limits.max_context_tokens - len(run.builder) - len(new_ids)
+            if room <= 0:
+                return "context"
+            budget = min(room, limits.max_tokens_per_turn, run.sampling.max_tokens)
+            sampled = await self._sample(run, session, new_ids, budget)
+            run.builder.add_given(new_ids, new_kinds)
+            aligned = run.builder.add_sampled(sampled, self.renderer.kinds_of_sampled(sampled.ids))
+            entry: dict[str, Any] = {"turn": turn}
+            if sampled.note is not None:
+                entry["note"] = sampled.note
+            if not aligned:
+                run.counters["misaligned"] += 1
+                entry["misaligned"] = True
+            if sampled.finish == "length":
+                run.counters["truncated"] += 1
+                text = self.renderer.tokenizer.decode(sampled.ids)
+                run.log({**entry, "text": text, "error_kind": "truncated"})
+                return "context" if budget == room < limits.max_tokens_per_turn else "max_tokens"
+            parsed = self.renderer.parse(sampled.ids)
+            entry |= _readable(parsed)
+            if isinstance(parsed.action, BrokenCall):
+                entry["text"] = self.renderer.tokenizer.decode(sampled.ids)
+            try:
+                result = await self._act(run, parsed, sandbox)
+            except asyncio.CancelledError:
+                run.log({**entry, "error_kind": "deadline"})
+                raise
+            run.log({**entry, "output": result.text, "error_kind": result.error_kind})
+            if result.ends:
+                return "finish"
+            if run.broken_in_a_row >= limits.max_broken_in_a_row:
+                return "broken"
+            new_ids, new_kinds = self._render_result(result.text)
+        return "max_turns"
+
+    async def _sample(self, run: _Run, session: TokenSession, new_ids: list[int], budget: int) -> Sampled:
+        begun = time.perf_counter()
+        try:
+            return await session.sample(new_ids, replace(run.sampling, max_tokens=budget))
+        finally:
+            run.engine_s += time.perf_counter() - begun
+
+    async def _act(self, run: _Run, parsed: Parsed, sandbox: Any) -> ToolResult:
+        """Does what the turn says. Only a whole, parsed call reaches a tool."""
+        action = parsed.action
+        if isinstance(action, BrokenCall):
+            run.broken_in_a_row += 1
+            run.counters["broken"] += 1
+            return ToolResult(f"error: {action.message}", action.kind)
+        if isinstance(action, Final):
+            return ToolResult("", ends=True)
+        begun = time.perf_counter()
+        try:
+            result = await self.tools.run(action, sandbox)
+        finally:
+            run.tools_s += time.perf_counter() - begun
+        known = action.name if action.name in self.tools.names else "unknown"
+        counter = run.counters["tools"].setdefault(known, {"calls": 0, "errors": {}, "seconds": 0.0})
+        counter["calls"] += 1
+        counter["seconds"] += time.perf_counter() - begun
+        if result.error_kind is not None:
+            counter["errors"][result.error_kind] = counter["errors"].get(result.error_kind, 0) + 1
+        is_broken = result.error_kind in ("unknown_tool", "invalid_arguments")
+        run.counters["broken"] += is_broken
+        run.broken_in_a_row = run.broken_in_a_row + 1 if is_broken else 0
+        return result
+
+    def _render_result(self, text: str) -> tuple[list[int], list[int]]:
+        """Renders a tool result; one over the limit keeps its head and says how much is missing."""
+        ids, kinds = self.renderer.render_output(text)
+        over = len(ids) - self.limits.max_output_tokens
+        if over <= 0:
+            return ids, kinds
+        tokenizer = self.renderer.tokenizer
+        marker_tokens = 24
+        head = tokenizer.decode(tokenizer.encode(text)[: max(self.limits.max_output_tokens - marker_tokens, 0)])
+        head = head[: head.rfind("\n")] if "\n" in head else head.rstrip("\ufffd")
+        missing = text.count("\n") - head.count("\n")
+        return self.renderer.render_output(f"{head}\n[cut: {missing} more lines]" if missing else f"{head}[cut]")
+
+
+def _readable(parsed: Parsed) -> dict[str, Any]:
+    """The trace's view of a turn: ``call`` and ``tool``, ``final`` or ``broken``, and the thought if there is one."""
+    entry: dict[str, Any] = {} if parsed.think is None else {"think": parsed.think}
+    action = parsed.action
+    if isinstance(action, Call):
+        return {**entry, "call": action.text(), "tool": action.name}
+    if isinstance(action, Final):
+        return {**entry, "final": action.text}
+    return {**entry, "broken": action.kind}
+
+
+# Two runs with different loop code are different harnesses, whatever their configuration says.
+HARNESS_DIGEST = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:16]

@@ -1,0 +1,71 @@
+"""Builds a Segment whose invariants hold by construction (design invariant 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cadenza.core.types import Segment
+from cadenza.tokens import Sampled
+
+_LEAST_LOGPROB = -1e30  # below it float32 turns a finite float into -inf
+
+
+class SegmentBuilder:
+    """Grows one context. Every id is added once, with its kind; a sampled one also with log-prob and version."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._sampled: list[bool] = []
+        self._kinds: list[int] = []
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        self.turns: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add_given(self, ids: Sequence[int], kinds: Sequence[int]) -> None:
+        """Adds ids the model did not sample: the prompt, a tool's result."""
+        self._ids += ids
+        self._kinds += kinds
+        self._sampled += [False] * len(ids)
+
+    def add_sampled(self, sampled: Sampled, kinds: Sequence[int]) -> bool:
+        """Adds one sampled turn. A turn whose log-probs or versions do not fit its ids is kept in the context and
+        masked (``sampled`` False), never padded; then the answer is False."""
+        count = len(sampled.ids)
+        aligned = len(sampled.logprobs) == len(sampled.versions) == count and all(
+            math.isfinite(logprob) and logprob > _LEAST_LOGPROB for logprob in sampled.logprobs
+        )
+        start = len(self._ids)
+        self._ids += sampled.ids
+        self._kinds += kinds
+        self._sampled += [aligned] * count
+        self.turns.append((start, start + count))
+        if aligned:
+            self._logprobs += sampled.logprobs
+            self._versions += sampled.versions
+        return aligned
+
+    def build(self, *, finish_reason: str, sampling: dict[str, float], digests: dict[str, str]) -> list[Segment]:
+        """The segment as a list of one, or of none when nothing was ever sampled (a prompt over the limit)."""
+        if not self.turns:
+            return []
+        segment = Segment(
+            kind="act",
+            ids_T=np.asarray(self._ids, np.int32),
+            sampled_T=np.asarray(self._sampled, np.bool_),
+            token_kind_T=np.asarray(self._kinds, np.int8),
+            logprob_S=np.asarray(self._logprobs, np.float32),
+            version_S=np.asarray(self._versions, np.int32),
+            turns=list(self.turns),
+            finish_reason=finish_reason,
+            sampling=sampling,
+            digests=digests,
+        )
+        broken = segment.broken()
+        assert broken is None, broken
+        return [segment]

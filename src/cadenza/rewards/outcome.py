@@ -1,0 +1,103 @@
+"""From a verdict and what the run cost to named rewards and one scalar.
+
+Outcome: the score of the verdict, times ``solved``. Length: Composer 2, section 4.2, a concave penalty
+``C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q))`` on a weighted sum ``x`` of tokens by kind, calls and turns, so that
+the first tokens cost most on easy tasks and long work on hard ones stays affordable. The demo leaves it off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cadenza.core.config import StrictConfig
+from cadenza.core.types import Segment, TokenKind, Verdict
+
+
+class LengthPenalty(StrictConfig):
+    """Weights of the length penalty; ``scale`` 0 turns it off. ``k`` > 0; ``q`` = 1 gives the logarithm."""
+
+    scale: float = 0.0
+    k: float = 0.01
+    q: float = 0.5
+    think: float = 1.0
+    call: float = 1.0
+    output: float = 0.25
+    final: float = 1.0
+    per_call: float = 0.0
+    per_turn: float = 0.0
+
+
+class RewardConfig(StrictConfig):
+    """What a rollout is worth.
+
+    ``unfinished``: factor on the outcome of a run that did not end by itself (cut turn, full context, too many
+    turns): its patch is graded, and 1.0 means the patch alone counts.
+    ``failures``: the outcome for a verdict that is the model's own failure, by kind; a kind that is not listed
+    is worth ``failed``.
+    """
+
+    solved: float = 1.0
+    failed: float = 0.0
+    unfinished: float = 1.0
+    broken_call: float = 0.0  # subsidy (negative: penalty) for each broken call
+    failures: dict[str, float] = {}
+    length: LengthPenalty = LengthPenalty()
+
+
+def reward(
+    verdict: Verdict,
+    segments: Sequence[Segment],
+    trace: Sequence[dict[str, Any]],
+    finish_reason: str,
+    config: RewardConfig,
+) -> tuple[dict[str, float], float | None]:
+    """Named rewards and their sum; ``({}, None)`` when the verdict is a failure that is not the model's own.
+
+    An infrastructure failure never becomes a number (design invariant 5). Raises ValueError on a sum that is not
+    finite, which only a config with infinite weights can cause.
+    """
+    if verdict.failure is not None and not verdict.failure.counts:
+        return {}, None
+    if verdict.failure is not None:
+        outcome = config.failures.get(verdict.failure.kind, config.failed)
+    else:
+        assert verdict.score is not None
+        outcome = config.failed + (config.solved - config.failed) * verdict.score
+    if finish_reason != "finish":
+        outcome = config.failed + (outcome - config.failed) * config.unfinished
+    rewards = {"outcome": outcome}
+    if config.broken_call:
+        rewards["broken_calls"] = config.broken_call * _summary(trace).get("broken", 0)
+    if config.length.scale:
+        rewards["length"] = -config.length.scale * length_cost(segments, trace, config.length)
+    total = float(sum(rewards.values()))
+    if not math.isfinite(total):
+        raise ValueError(f"the reward is not finite: {rewards}")
+    return rewards, total
+
+
+def length_cost(segments: Sequence[Segment], trace: Sequence[dict[str, Any]], config: LengthPenalty) -> float:
+    """``C(x)`` of a run; 0 for an empty one, increasing in x, in the units of x near 0."""
+    kinds = np.zeros(len(TokenKind), np.int64)
+    for segment in segments:
+        kinds += np.bincount(segment.token_kind_T, minlength=len(TokenKind))
+    calls = sum(tool["calls"] for tool in _summary(trace).get("tools", {}).values())
+    x = (
+        config.think * kinds[TokenKind.THINK]
+        + config.call * kinds[TokenKind.CALL]
+        + config.output * kinds[TokenKind.OUTPUT]
+        + config.final * kinds[TokenKind.FINAL]
+        + config.per_call * calls
+        + config.per_turn * sum(len(segment.turns) for segment in segments)
+    )
+    if config.q == 1.0:
+        return math.log1p(config.k * x) / config.k
+    return ((1 + config.k * x) ** (1 - config.q) - 1) / (config.k * (1 - config.q))
+
+
+def _summary(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return next((entry["summary"] for entry in reversed(trace) if "summary" in entry), {})

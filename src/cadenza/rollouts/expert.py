@@ -1,0 +1,191 @@
+"""The scripted expert: a TokenSession that knows the gold patch and works through the same agent as a model.
+
+It looks before it edits, and only acts on what it has seen: a file is opened because the prompt, a listing, a search
+or a failing test led there, so that a model that imitates it learns steps it can take without the patch. The route
+varies with the seed. In a small share of runs it first makes a wrong edit on the right line, sees the test fail and
+repairs it; the turn of the wrong edit carries the note ``mistake`` so that training can leave it out of the loss.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+from cadenza.core.config import StrictConfig
+from cadenza.core.types import Task
+from cadenza.rollouts.gold_edits import LineEdit, enclosing_name, gold_edits
+from cadenza.rollouts.mistakes import wrong_line
+from cadenza.tasks.patch import apply_patch
+from cadenza.tokens import Call, CompactRenderer, Sampled, Sampling
+
+SCRIPTED_VERSION = -1  # the policy version of scripted tokens; no trained policy has it
+MISTAKE = "mistake"
+
+
+class ExpertConfig(StrictConfig):
+    """Shares of runs (0..1) that take each optional step."""
+
+    list_dir_first: float = 0.3
+    tests_first: float = 0.5
+    grep_although_named: float = 0.25
+    tests_between_files: float = 0.5
+    tests_last: float = 0.95
+    mistake: float = 0.12
+    read_again_after_mistake: float = 0.3
+    most_wrong_files: int = 2  # opened before the right one when nothing leads to it
+
+
+class ScriptedExpert:
+    """Plays one run of one task. Log-probs are 0 (it is certain), the version is ``SCRIPTED_VERSION``."""
+
+    def __init__(
+        self,
+        renderer: CompactRenderer,
+        base: Mapping[str, bytes],
+        patch: str,
+        seed: int,
+        config: ExpertConfig | None = None,
+    ) -> None:
+        """Raises PatchRefused or ValueError for a patch that edit_line cannot express."""
+        self._renderer = renderer
+        self._base = base
+        self._edits = gold_edits(base, apply_patch(dict(base), patch))
+        self._rng = random.Random(f"expert:{seed}")
+        self._config = config or ExpertConfig()
+        self._seen = ""
+        self._listed = self._tested = False
+        self._note: str | None = None
+        self._steps: Generator[Call, str, None] | None = None
+
+    @classmethod
+    def for_task(
+        cls, task: Task, renderer: CompactRenderer, seed: int, config: ExpertConfig | None = None
+    ) -> ScriptedExpert:
+        """The expert of a task directory, which must hold ``solution/patch.diff``."""
+        patch = (task.directory / "solution" / "patch.diff").read_text(encoding="utf-8")
+        return cls(renderer, read_tree(task.directory / "environment" / "repo"), patch, seed, config)
+
+    async def sample(self, new_ids: list[int], sampling: Sampling) -> Sampled:
+        """Renders the expert's next action; what it has seen is what the ids say and nothing else."""
+        text = self._renderer.tokenizer.decode(new_ids)
+        text = re.sub(r"<\|[a-z_0-9]+\|>", "", text)
+        self._note = None
+        action = self._next(text)
+        ids = self._renderer.render_action(action)
+        cut = len(ids) > sampling.max_tokens
+        ids = ids[: sampling.max_tokens]
+        return Sampled(
+            ids, [0.0] * len(ids), [SCRIPTED_VERSION] * len(ids), "length" if cut else "stop", self._note
+        )
+
+    def close(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+
+    def _next(self, text: str) -> Call:
+        try:
+            if self._steps is None:
+                self._seen = text
+                self._steps = self._plan()
+                return next(self._steps)
+            return self._steps.send(text)
+        except StopIteration:
+            return Call("finish")
+
+    def _plan(self) -> Generator[Call, str, None]:
+        """The run: look around, then file by file find, read and edit, then test and finish."""
+        config = self._config
+        if self._happens(config.list_dir_first):
+            yield from self._list()
+        if self._happens(config.tests_first):
+            yield from self._test()
+        mistake = self._happens(config.mistake)
+        for index, (path, edits) in enumerate(self._edits.items()):
+            if index and self._happens(config.tests_between_files):
+                yield from self._test()
+            yield from self._find(path, edits[-1])
+            yield Call("read_file", path)
+            if mistake:
+                mistake = False
+                if (yield from self._err(edits[-1])):
+                    return  # no visible test saw the slip, so there is no reason to go on; such a run is not solved
+            for edit in edits:
+                yield Call("edit_line", f"{path} {edit.line}", edit.body)
+        if self._happens(config.tests_last):
+            yield from self._test()
+        yield Call("finish")
+
+    def _find(self, path: str, edit: LineEdit) -> Generator[Call, str, None]:
+        """Steps until something seen leads to ``path``."""
+        source = self._base[path].decode("utf-8")
+        name = enclosing_name(source, edit.line)
+        if self._mentions(path):
+            if name and self._mentions(name) and self._happens(self._config.grep_although_named):
+                yield from self._look_up(name, source)
+            return
+        sources = [p for p in sorted(self._base) if p.endswith(".py") and not _is_test(p)]
+        if self._listed and sources == [path]:
+            return
+        if not (name and self._mentions(name)) and not self._tested:
+            yield from self._test()
+        if self._mentions(path):
+            return
+        if name and self._mentions(name):
+            yield from self._look_up(name, source)
+            return
+        if not self._listed:
+            yield from self._list()
+        others = [p for p in sources if p != path and p not in self._edits]
+        for other in others[: self._rng.randint(0, self._config.most_wrong_files)]:
+            yield Call("read_file", other)
+
+    def _look_up(self, name: str, source: str) -> Generator[Call, str, None]:
+        keyword = "class" if re.search(rf"^\s*class {name}\b", source, re.M) else "def"
+        self._seen += "\n" + (yield Call("grep", f"{keyword} {name}"))
+
+    def _list(self) -> Generator[Call, str, None]:
+        yield Call("list_dir")  # names every file, so it leads to none: not added to what was seen
+        self._listed = True
+
+    def _test(self) -> Generator[Call, str, str]:
+        output = yield Call("run_tests")
+        self._tested = True
+        self._seen += "\n" + output
+        return output
+
+    def _err(self, edit: LineEdit) -> Generator[Call, str, bool]:
+        """A wrong edit and its test run, where the line allows a slip. True when the tests passed all the same."""
+        if len(edit.new) != 1:
+            return False
+        wrong = wrong_line(edit.new[0], edit.old, self._rng)
+        if wrong is None:
+            return False
+        self._note = MISTAKE
+        yield Call("edit_line", f"{edit.path} {edit.line}", wrong)
+        if (yield from self._test()).startswith("ok"):
+            return True
+        if self._happens(self._config.read_again_after_mistake):
+            yield Call("read_file", edit.path)
+        return False
+
+    def _happens(self, share: float) -> bool:
+        return self._rng.random() < share
+
+    def _mentions(self, name: str) -> bool:
+        return re.search(rf"(?<![\w/]){re.escape(name)}(?!\w)", self._seen) is not None
+
+
+def read_tree(root: Path) -> dict[str, bytes]:
+    """Every regular file under ``root``, by its path relative to it, in sorted order."""
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts
+    }
+
+
+def _is_test(path: str) -> bool:
+    name = path.rsplit("/", 1)[-1]
+    return name.startswith("test_") or name == "conftest.py"

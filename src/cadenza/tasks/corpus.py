@@ -1,0 +1,135 @@
+"""Endless text for pretraining the base model: clean modules, and repairs in a neutral form.
+
+Everything is drawn from the bucket range that ``partition.py`` reserves for the corpus, so no function of it can appear
+in any split. The repairs never use the unseen families, and no tool syntax: they teach what a repair is, not how an
+agent asks for one.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+
+from cadenza.tasks.bugs import SEEN_FAMILIES, UNSEEN_FAMILIES, mutations
+from cadenza.tasks.draft import Call, Draft, lit
+from cadenza.tasks.families import Mutation, Scope, compiles
+from cadenza.tasks.modules import Module, draw_module, numbered, test_source
+from cadenza.tasks.partition import owned_by
+
+_OWNS = owned_by("corpus")
+_TOKEN = re.compile(r'"[^"]*"|\w+|//=|[-+*/%<>=!]=|//|[-+*/%<>]')
+_NOISE_SHARE = 0.15
+
+
+def clean_modules(seed: int) -> Iterator[str]:
+    """Endless clean modules: bare text, numbered as ``read_file`` shows them, or followed by their tests."""
+    rng = random.Random(f"{seed}/clean")
+    while True:
+        module = draw_module(rng, _OWNS)
+        form = rng.random()
+        if form < 0.4:
+            yield module.source
+        elif form < 0.7:
+            yield f"{module.path}\n{numbered(module.source)}\n"
+        else:
+            yield module.source + "\n" + _tests(module, rng)
+
+
+def _tests(module: Module, rng: random.Random) -> str:
+    cases = []
+    for draft in module.drafts:
+        for _ in range(rng.choice((1, 1, 2))):
+            call = draft.call(rng)
+            cases.append((draft.name, call, _value(draft, call)))
+    return test_source(module.name, cases)
+
+
+def _value(draft: Draft, call: Call) -> object:
+    """What the (correct, generated) draft returns; corpus modules import nothing."""
+    namespace: dict[str, object] = {}
+    exec(compile(draft.source, draft.name, "exec"), namespace)
+    for line in call.setup:
+        exec(line, namespace)
+    return eval(call.expression, namespace)
+
+
+def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> Iterator[str]:
+    """Endless repairs: path, numbered listing with one corruption, a one-line message, the repaired line ``N|text``.
+
+    A lost line is repaired by the line before it followed by the lost one. Besides the families, a share of the
+    corruptions is generic noise: a token replaced by another one of the same function.
+
+    Raises:
+        ValueError: a family is unseen by design, or does not exist.
+    """
+    if wrong := [f for f in families if f in UNSEEN_FAMILIES or f not in SEEN_FAMILIES]:
+        raise ValueError(f"not a family of the corpus: {', '.join(wrong)}")
+    rng = random.Random(f"{seed}/commits")
+    while True:
+        module = draw_module(rng, _OWNS)
+        index = rng.randrange(len(module.drafts))
+        draft = module.drafts[index]
+        mutation = _noise(draft.lines, rng) if rng.random() < _NOISE_SHARE else draw_mutation(draft.lines, families, rng)
+        if mutation is None:
+            continue
+        buggy = module.with_lines(index, mutation.apply(draft.lines))
+        line, text = repair_of(module.source, buggy)
+        yield f"{module.path}\n{numbered(buggy)}\n\n{_message(draft, module, rng)}\n{line}|{text}\n"
+
+
+def draw_mutation(lines: tuple[str, ...], families: tuple[str, ...], rng: random.Random) -> Mutation | None:
+    """One mutation, families equally likely; None if no family of a few drawn ones has a site here."""
+    order = list(families)
+    rng.shuffle(order)
+    for name in order[:6]:
+        if found := mutations(lines, (name,), rng):
+            return rng.choice(found)
+    return None
+
+
+def _noise(lines: tuple[str, ...], rng: random.Random) -> Mutation | None:
+    """A token of a body line replaced by another token of the function; lines with initial values are left alone."""
+    scope = Scope(lines, rng)
+    body = [i for i, line in enumerate(lines) if line.strip() and not line.strip().startswith(("def ", "class ", '"""'))]
+    pool = [t for i in body for t in _TOKEN.findall(lines[i])]
+    for _ in range(8):
+        i = rng.choice(body)
+        if i in scope.initial_lines:
+            continue
+        spot = rng.choice(list(_TOKEN.finditer(lines[i])))
+        text = lines[i][: spot.start()] + rng.choice(pool) + lines[i][spot.end() :]
+        mutation = Mutation("noise", i, text)
+        if text != lines[i] and compiles(mutation.apply(lines)):
+            return mutation
+    return None
+
+
+def repair_of(good: str, buggy: str) -> tuple[int, str]:
+    """The single edit that repairs a file: (line number from 1, new text, possibly of two lines).
+
+    Replacing that line of ``buggy`` by the text gives ``good``. A lost line is put back after the line before it.
+
+    Raises:
+        ValueError: the files are equal, or differ in more than one changed or lost line.
+    """
+    a, b = good.split("\n"), buggy.split("\n")
+    i = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    if i is None:
+        raise ValueError("the files do not differ in one line")
+    if len(a) == len(b) and a[i + 1 :] == b[i + 1 :]:
+        return i + 1, a[i]
+    if len(a) == len(b) + 1 and a[i + 1 :] == b[i:] and i > 0:
+        return i, a[i - 1] + "\n" + a[i]
+    raise ValueError("the files do not differ in one line")
+
+
+def _message(draft: Draft, module: Module, rng: random.Random) -> str:
+    name = draft.name
+    if rng.random() < 0.4:
+        call = draft.call(rng)
+        told = "; ".join((*call.setup, call.expression))
+        value = lit(_value(draft, call))
+        return rng.choice((f"{told} must be {value}", f"{told} should give {value}", f"make {told} give {value}"))
+    return rng.choice((f"Fix {name}", f"{name} is wrong", f"Correct {draft.purpose}", f"Repair {name} in {module.path}",
+                       f"{draft.purpose} is not right", f"{name} must do what it says", f"Bug in {module.path}"))

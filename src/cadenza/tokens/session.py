@@ -1,0 +1,52 @@
+"""The token seam between the agent and whatever samples: an engine, a scripted expert, a recorder.
+
+It lies in this room because both sides need it and neither imports the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample one turn. Temperature 0 is greedy. ``max_tokens`` bounds the turn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 96
+
+    def plain(self) -> dict[str, float]:
+        return {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": float(self.max_tokens)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One sampled turn: for each id its log-probability under the distribution sampled from, and the policy version.
+
+    ``finish``: ``stop`` after the end of a call or a final, ``length`` when ``max_tokens`` cut the turn.
+    ``note`` goes into the trace; a scripted policy marks deliberate mistakes with it.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish: Literal["stop", "length"]
+    note: str | None = field(default=None)
+
+
+class SessionLost(Exception):
+    """The engine behind a session is gone or answered nonsense; the trial stops and is run again elsewhere."""
+
+
+class TokenSession(Protocol):
+    """One growing context. The session keeps the canonical ids; only what is new is passed, nothing is re-encoded."""
+
+    async def sample(self, new_ids: list[int], sampling: Sampling) -> Sampled:
+        """Appends ``new_ids`` and samples a turn, which becomes part of the context. Raises SessionLost."""
+        ...
+
+    def close(self) -> None:
+        """Frees the context; idempotent."""
+        ...

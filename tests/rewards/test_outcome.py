@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cadenza.core.errors import RolloutFailure
+from cadenza.core.types import Segment, Verdict
+from cadenza.rewards import LengthPenalty, RewardConfig, reward
+from cadenza.rewards.outcome import length_cost
+
+
+def segment(*kinds: int) -> Segment:
+    count = len(kinds)
+    return Segment(
+        kind="act",
+        ids_T=np.zeros(count, np.int32),
+        sampled_T=np.zeros(count, np.bool_),
+        token_kind_T=np.asarray(kinds, np.int8),
+        logprob_S=np.zeros(0, np.float32),
+        version_S=np.zeros(0, np.int32),
+        turns=[(0, count)],
+        finish_reason="finish",
+        sampling={},
+        digests={},
+    )
+
+
+TRACE = [{"turn": 0}, {"summary": {"broken": 2, "tools": {"grep": {"calls": 3}}}}]
+
+
+def failed(kind: str, counts: bool) -> Verdict:
+    return Verdict(None, RolloutFailure(kind, "", retry=not counts, counts=counts))
+
+
+def test_an_infrastructure_failure_never_becomes_a_number():
+    assert reward(failed("sandbox_gone", False), [], [], "error", RewardConfig()) == ({}, None)
+
+
+def test_the_models_own_failure_is_scored_by_the_table():
+    config = RewardConfig(failures={"patch_refused": -0.5})
+    assert reward(failed("patch_refused", True), [], [], "finish", config) == ({"outcome": -0.5}, -0.5)
+    assert reward(failed("other", True), [], [], "finish", config) == ({"outcome": 0.0}, 0.0)
+
+
+def test_a_score_is_scaled_between_failed_and_solved():
+    config = RewardConfig(solved=2.0, failed=-1.0)
+    assert reward(Verdict(1.0), [], [], "finish", config)[1] == 2.0
+    assert reward(Verdict(0.0), [], [], "finish", config)[1] == -1.0
+
+
+def test_an_unfinished_run_is_worth_what_the_config_says():
+    assert reward(Verdict(1.0), [], [], "context", RewardConfig())[1] == 1.0
+    assert reward(Verdict(1.0), [], [], "context", RewardConfig(unfinished=0.25))[1] == 0.25
+    assert reward(Verdict(1.0), [], [], "finish", RewardConfig(unfinished=0.25))[1] == 1.0
+
+
+def test_each_reward_has_its_name():
+    config = RewardConfig(broken_call=-0.1, length=LengthPenalty(scale=0.001))
+    named, total = reward(Verdict(1.0), [segment(0, 2, 3)], TRACE, "finish", config)
+    assert set(named) == {"outcome", "broken_calls", "length"}
+    assert named["broken_calls"] == pytest.approx(-0.2) and named["length"] < 0
+    assert total == pytest.approx(sum(named.values()))
+
+
+def test_a_reward_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError):
+        reward(Verdict(1.0), [], [], "finish", RewardConfig(solved=math.inf))
+
+
+@given(
+    kinds=st.lists(st.integers(0, 4), max_size=200),
+    k=st.floats(1e-4, 1.0),
+    q=st.floats(0.0, 1.0),
+)
+def test_the_length_cost_is_finite_and_grows_with_every_counted_token(kinds, k, q):
+    config = LengthPenalty(scale=1.0, k=k, q=q, per_call=2.0)
+    cost = length_cost([segment(*kinds)], TRACE, config)
+    more = length_cost([segment(*kinds, 2)], TRACE, config)
+    assert math.isfinite(cost) and 0 <= cost < more
+
+
+def test_the_prompt_is_free_and_calls_are_counted():
+    config = LengthPenalty(scale=1.0, k=0.01, q=0.0, per_call=5.0, per_turn=1.0)
+    # q = 0 makes the cost the weighted sum itself: 3 calls at 5 and one turn.
+    assert length_cost([segment(0, 0, 0)], TRACE, config) == pytest.approx(16.0)
+    assert length_cost([segment(1, 2, 3, 3, 4)], TRACE, config) == pytest.approx(16.0 + 3.5)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cadenza.harness.tools.edit_line import replace_line
+from cadenza.rollouts.gold_edits import enclosing_name, gold_edits
+from cadenza.rollouts.mistakes import wrong_line
+
+lines = st.lists(st.sampled_from(["a", "b", "    c", "return x", "d = 1", "e"]), min_size=1, max_size=8)
+
+
+@given(old=lines, new=lines, final=st.booleans())
+def test_the_edits_turn_the_buggy_file_into_the_fixed_one(old, new, final):
+    end = "\n" if final else ""
+    base = {"m.py": ("\n".join(old) + end).encode(), "other.py": b"x\n"}
+    fixed = {**base, "m.py": ("\n".join(new) + end).encode()}
+    data = base["m.py"]
+    edits = gold_edits(base, fixed)
+    assert set(edits) == ({"m.py"} if old != new else set())
+    for edit in edits.get("m.py", []):
+        data, _ = replace_line(data, edit.line, edit.body)
+    assert data == fixed["m.py"]
+
+
+def test_what_edit_line_cannot_say_is_refused():
+    with pytest.raises(ValueError):
+        gold_edits({"a.py": b"x\n"}, {"a.py": b"x\n", "b.py": b"y\n"})
+    with pytest.raises(ValueError):
+        gold_edits({"a.py": b"x\ny\n"}, {"a.py": b"\ny\n"})
+
+
+def test_the_name_around_a_line_is_the_innermost():
+    source = "x = 1\nclass A:\n    def f(self):\n        return 1\n\ndef g():\n    return 2\n"
+    assert [enclosing_name(source, n) for n in (1, 2, 3, 4, 6, 7)] == [None, "A", "f", "f", "g", "g"]
+    assert enclosing_name("def f(:", 1) is None
+
+
+def test_a_slip_differs_from_the_right_and_the_buggy_line():
+    for seed in range(50):
+        wrong = wrong_line("    return a + b * 2 < limit", "    return a - b * 2 < limit", random.Random(seed))
+        assert wrong is not None
+        assert wrong not in ("    return a + b * 2 < limit", "    return a - b * 2 < limit")
+    assert wrong_line("    pass", "    x", random.Random(0)) is None
