@@ -10,8 +10,16 @@ from cadenza.sandbox.spec import ExecResult, PytestResult
 from cadenza.tokens import Action, CompactRenderer, Sampled, Sampling, Tokenizer
 
 CORPUS = [
-    "def total(values, start=0):\n    result = start\n    for value in values:\n        result += value\n    return result\n",
-    "1|def push(self, item):\n2|    self.items.append(item)\nerror: usage: no such file\n",
+    """def total(values, start=0):
+    result = start
+    for value in values:
+        result += value
+    return result
+""",
+    """1|def push(self, item):
+2|    self.items.append(item)
+error: usage: no such file
+""",
 ] * 50
 
 
@@ -66,7 +74,11 @@ class Replay:
     async def sample(self, new_ids: list[int], sampling: Sampling) -> Sampled:
         self.budgets.append(sampling.max_tokens)
         self.context += new_ids
-        turn = self.turns.pop(0) if self.turns else [self.renderer.tokenizer.id("<|final|>"), self.renderer.end_id]
+        turn = (
+            self.turns.pop(0)
+            if self.turns
+            else [self.renderer.tokenizer.id("<|final|>"), self.renderer.end_id]
+        )
         if isinstance(turn, Sampled):
             self.context += turn.ids
             return turn

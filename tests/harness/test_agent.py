@@ -44,8 +44,10 @@ garbage = st.lists(st.integers(0, 30) | st.integers(0, 700), max_size=40)
 calls = st.builds(
     Call,
     st.sampled_from(["list_dir", "read_file", "grep", "edit_line", "run_tests", "no_such", "finish"]),
-    st.sampled_from(["", "a.py", "a.py 1", "a.py 9", "a.py x", "../x", "/etc/passwd", "b", "a.py 1 2", " ", "a.py  1"])
-    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=12),
+    st.sampled_from(
+        ["", "a.py", "a.py 1", "a.py 9", "a.py x", "../x", "/etc/passwd", "b", "a.py 1 2", " ", "a.py  1"]
+    )
+    | st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12),
     st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=30),
 )
 odd = st.builds(
@@ -67,7 +69,9 @@ limits = st.builds(
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(garbage | calls | odd, max_size=14), limits=limits, prompt=st.text(max_size=40))
-def test_no_sampled_garbage_breaks_the_run_or_the_segment(renderer, replay, make_sandbox, turns, limits, prompt):
+def test_no_sampled_garbage_breaks_the_run_or_the_segment(
+    renderer, replay, make_sandbox, turns, limits, prompt
+):
     session = replay(*turns)
     result = start(renderer, session, make_sandbox(FILES), prompt, limits)
     assert result.finish_reason in ("finish", "max_turns", "max_tokens", "context", "broken")
@@ -79,7 +83,9 @@ def test_no_sampled_garbage_breaks_the_run_or_the_segment(renderer, replay, make
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(calls, max_size=14), limits=limits)
-def test_the_context_limit_holds_for_a_session_that_keeps_its_budget(renderer, replay, make_sandbox, turns, limits):
+def test_the_context_limit_holds_for_a_session_that_keeps_its_budget(
+    renderer, replay, make_sandbox, turns, limits
+):
     session = replay(*turns)
     start(renderer, session, make_sandbox(FILES), "Fix.", limits)
     assert len(session.context) <= limits.max_context_tokens
@@ -88,9 +94,12 @@ def test_the_context_limit_holds_for_a_session_that_keeps_its_budget(renderer, r
 def test_a_run_reads_edits_tests_and_finishes(renderer, replay, make_sandbox):
     sandbox = make_sandbox(FILES)
     session = replay(
-        Call("list_dir"), Call("read_file", "a.py"), Call("edit_line", "a.py 2", "    return x + 1", think="off by one"),
-        Call("run_tests"), Call("finish"),
-    )  # fmt: skip
+        Call("list_dir"),
+        Call("read_file", "a.py"),
+        Call("edit_line", "a.py 2", "    return x + 1", think="off by one"),
+        Call("run_tests"),
+        Call("finish"),
+    )
     steps = []
     result = start(renderer, session, sandbox, on_step=steps.append, weights_digest="w1")
     assert result.finish_reason == "finish"
@@ -121,7 +130,9 @@ def test_a_closing_message_ends_the_run(renderer, replay, make_sandbox):
 def test_case_15_a_broken_call_gets_an_error_and_the_run_goes_on(renderer, replay, make_sandbox):
     t = renderer.tokenizer
     broken = [t.id("<|call|>"), *t.encode('{"cmd": "ls'), renderer.end_id]
-    result = start(renderer, replay(broken, Call("list_dir"), Call("nonsense"), Call("finish")), make_sandbox(FILES))
+    result = start(
+        renderer, replay(broken, Call("list_dir"), Call("nonsense"), Call("finish")), make_sandbox(FILES)
+    )
     assert result.finish_reason == "finish"
     kinds = [entry.get("error_kind") for entry in result.trace[:-1]]
     assert kinds == ["bad_name", None, "unknown_tool", None]

@@ -109,7 +109,13 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=
 
 
 @settings(deadline=None)
-@given(lines=lines, ending=st.sampled_from([b"\n", b"\r\n"]), final=st.booleans(), number=st.integers(1, 8), text=texts)
+@given(
+    lines=lines,
+    ending=st.sampled_from([b"\n", b"\r\n"]),
+    final=st.booleans(),
+    number=st.integers(1, 8),
+    text=texts,
+)
 def test_case_23_only_the_named_line_changes(lines, ending, final, number, text):
     data = ending.join(lines) + (ending if final and lines else b"")
     count = len(data.split(b"\n")) - (data.split(b"\n")[-1] == b"")
@@ -149,11 +155,19 @@ def result_of(tests, failures=(), timed_out=False, code=1):
 
 def test_run_tests_is_one_line_a_failure_and_at_most_two():
     failures = [
-        Failure(f"test_a.py::test_{n}", f"assert 5 == 6\n +  where 5 = total([{n}])", "test_a.py", 3, f"assert total([{n}]) == 6")
+        Failure(
+            f"test_a.py::test_{n}",
+            f"assert 5 == 6\n +  where 5 = total([{n}])",
+            "test_a.py",
+            3,
+            f"assert total([{n}]) == 6",
+        )
         for n in range(3)
     ]
     result = result_of({f.nodeid: "failed" for f in failures} | {"test_a.py::ok": "passed"}, failures)
-    assert result.text == "test_0: assert total([0]) == 6, got 5\ntest_1: assert total([1]) == 6, got 5\n+1 more"
+    assert (
+        result.text == "test_0: assert total([0]) == 6, got 5\ntest_1: assert total([1]) == 6, got 5\n+1 more"
+    )
     assert result.error_kind is None
     assert result_of({"t::a": "passed", "t::b": "skipped"}, code=0).text == "ok: 1 passed"
     assert result_of({}, code=5).text == "no tests ran"
@@ -167,20 +181,32 @@ def test_run_tests_is_one_line_a_failure_and_at_most_two():
 @pytest.mark.parametrize(
     ("message", "source", "line"),
     [
-        ("assert [1, 2] == [1, 3]\n  \n  At index 1 diff: 2 != 3", "assert f([1], k=2) == [1, 3]", "assert f([1], k=2) == [1, 3], got [1, 2]"),
+        (
+            "assert [1, 2] == [1, 3]\n  \n  At index 1 diff: 2 != 3",
+            "assert f([1], k=2) == [1, 3]",
+            "assert f([1], k=2) == [1, 3], got [1, 2]",
+        ),
         ("assert False\n +  where False = ok(3)", "assert ok(3)", "assert ok(3), got False"),
         ("assert not 5\n +  where 5 = f(3)", "assert not f(3)", "assert not f(3), got 5"),
         ("AssertionError: assert 'a == b' == 'c'", "assert f() == 'c'", "assert f() == 'c', got 'a == b'"),
-        ("AssertionError: bad total\nassert 5 == 6", 'assert t(1) == 6, "bad total"', 'assert t(1) == 6, "bad total", got 5'),
+        (
+            "AssertionError: bad total\nassert 5 == 6",
+            'assert t(1) == 6, "bad total"',
+            'assert t(1) == 6, "bad total", got 5',
+        ),
         ("assert 3 in [1, 2]\n +  where [1, 2] = f(1)", "assert 3 in f(1)", "assert 3 in f(1), got [1, 2]"),
         ("assert 5 == 6\n +  where 5 = t(1)", "assert t(", "assert t(1) == 6, got 5"),
         ("assert 5 == 6", "", "assert 5 == 6"),
-        ("IndexError: list index out of range", "return x[5]", "IndexError: list index out of range at a.py:7"),
+        (
+            "IndexError: list index out of range",
+            "return x[5]",
+            "IndexError: list index out of range at a.py:7",
+        ),
         ("DID NOT RAISE ValueError", "with raises(ValueError):", "DID NOT RAISE ValueError"),
         ("assert <S object> == 3", "assert s == 3", "assert s == 3, got <S object>"),
-        ("assert 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' == ''", "assert f() == ''", "assert f() == '', got 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."),
+        (f"assert '{'x' * 80}' == ''", "assert f() == ''", f"assert f() == '', got '{'x' * 56}..."),
     ],
-)  # fmt: skip
+)
 def test_a_failure_names_call_and_value_on_one_line(message, source, line):
     assert failure_line(message, source, "a.py:7") == line
 
@@ -188,8 +214,11 @@ def test_a_failure_names_call_and_value_on_one_line(message, source, line):
 @settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     message=st.text(max_size=80) | st.text(max_size=40).map(lambda s: "assert " + s),
-    source=st.text(max_size=60) | st.sampled_from(["assert f(1) == 2", "assert not x", "assert a in b", "assert (((", "assert a < b < c"]),
-)  # fmt: skip
+    source=st.text(max_size=60)
+    | st.sampled_from(
+        ["assert f(1) == 2", "assert not x", "assert a in b", "assert (((", "assert a < b < c"]
+    ),
+)
 def test_no_failure_message_breaks_the_line(message, source):
     text = failure_line(message, source, None)
     assert "\n" not in text and len(text) < 300

@@ -51,7 +51,9 @@ def test_a_retryable_failure_is_run_again_and_the_models_own_is_not():
         retry = trial.seed != 2
         if trial.seed == 0 and tries[0] == 2:
             return rollout(trial)
-        return rollout(trial, Verdict(None, RolloutFailure("sandbox_gone", "", retry=retry, counts=not retry)))
+        return rollout(
+            trial, Verdict(None, RolloutFailure("sandbox_gone", "", retry=retry, counts=not retry))
+        )
 
     results = asyncio.run(run_trials(trials(3), one, attempts=3))
     assert tries == {0: 2, 1: 3, 2: 1}
@@ -69,6 +71,7 @@ def test_an_exception_cancels_the_others_and_is_raised_as_itself():
         except asyncio.CancelledError:
             cancelled.append(trial.seed)
             raise
+        return rollout(trial)
 
     with pytest.raises(FileNotFoundError):
         asyncio.run(run_trials(trials(100), one, concurrency=4))

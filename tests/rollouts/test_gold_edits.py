@@ -41,7 +41,9 @@ def test_the_name_around_a_line_is_the_innermost():
 
 def test_a_slip_differs_from_the_right_and_the_buggy_line():
     for seed in range(50):
-        wrong = wrong_line("    return a + b * 2 < limit", "    return a - b * 2 < limit", random.Random(seed))
+        wrong = wrong_line(
+            "    return a + b * 2 < limit", "    return a - b * 2 < limit", random.Random(seed)
+        )
         assert wrong is not None
         assert wrong not in ("    return a + b * 2 < limit", "    return a - b * 2 < limit")
     assert wrong_line("    pass", "    x", random.Random(0)) is None

@@ -36,8 +36,12 @@ def segments(draw):
     )
 
 
-verdicts = st.builds(Verdict, st.floats(0, 1), tests=st.dictionaries(st.text(max_size=5), st.just("passed"))) | st.builds(
-    Verdict, st.none(), st.builds(RolloutFailure, st.just("engine_lost"), st.text(max_size=5), st.booleans(), st.booleans())
+verdicts = st.builds(
+    Verdict, st.floats(0, 1), tests=st.dictionaries(st.text(max_size=5), st.just("passed"))
+) | st.builds(
+    Verdict,
+    st.none(),
+    st.builds(RolloutFailure, st.just("engine_lost"), st.text(max_size=5), st.booleans(), st.booleans()),
 )
 rollouts = st.builds(
     Rollout,
@@ -72,7 +76,7 @@ def same(a, b):
         assert a == b
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(rollout=rollouts)
 def test_a_rollout_survives_the_store_bit_for_bit(rollout):
     same(rollout, from_bytes(to_bytes(rollout)))
@@ -103,7 +107,11 @@ def test_another_format_version_is_refused_and_not_guessed():
 def test_a_record_whose_arrays_do_not_fit_is_refused():
     data = to_bytes(one())
     raw = zlib.decompress(data[12:])
-    for old, new in ((b'"<i4",[4]', b'"<i4",[9]'), (b'"|b1",[4]', b'"|b1",[3]'), (b'"<f4",[4]', b'"<f8",[4]')):
+    for old, new in (
+        (b'"<i4",[4]', b'"<i4",[9]'),
+        (b'"|b1",[4]', b'"|b1",[3]'),
+        (b'"<f4",[4]', b'"<f8",[4]'),
+    ):
         body = zlib.compress(raw.replace(old, new, 1))
         with pytest.raises(CorruptArtifact):
             from_bytes(struct.pack("<4sHHI", b"CDZR", 1, 0, zlib.crc32(body)) + body)

@@ -5,8 +5,19 @@ import pytest
 from cadenza.tokens import CompactRenderer, Tokenizer
 
 CORPUS = [
-    "def total(values, start=0):\n    result = start\n    for value in values:\n        result += value\n    return result\n",
-    "class Stack:\n    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):\n        return self.items.pop()\n",
+    """def total(values, start=0):
+    result = start
+    for value in values:
+        result += value
+    return result
+""",
+    """class Stack:
+    def push(self, item):
+        self.items.append(item)
+
+    def pop(self):
+        return self.items.pop()
+""",
 ] * 50
 
 

@@ -54,7 +54,14 @@ def pieces(tokenizer, text):
 
 def test_a_line_number_has_the_same_ids_in_a_listing_and_in_a_call(tokenizer):
     assert pieces(tokenizer, "12|    return result") == ["1", "2", "|", "    ", "return ", "result"]
-    assert pieces(tokenizer, "edit_line a.py 12\n    return result")[-6:] == ["1", "2", "\n", "    ", "return ", "result"]
+    assert pieces(tokenizer, "edit_line a.py 12\n    return result")[-6:] == [
+        "1",
+        "2",
+        "\n",
+        "    ",
+        "return ",
+        "result",
+    ]
 
 
 @settings(deadline=None)

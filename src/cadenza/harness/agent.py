@@ -37,7 +37,7 @@ class Limits(StrictConfig):
     max_turns: int = 16
     max_tokens_per_turn: int = 96
     max_context_tokens: int = 1024
-    max_output_tokens: int = 384  # of one tool result
+    max_output_tokens: int = 448  # of one tool result
     max_broken_in_a_row: int = 3
     wall_s: float = 60.0
 
@@ -103,8 +103,9 @@ class Agent:
         """
         run = _Run(SegmentBuilder(), sampling or Sampling(), on_step)
         begun = time.perf_counter()
+        wall = asyncio.timeout(self.limits.wall_s)
         try:
-            async with asyncio.timeout(self.limits.wall_s) as wall:
+            async with wall:
                 reason = await self._loop(run, session, sandbox, task_prompt)
         except TimeoutError:
             if not wall.expired():
@@ -204,10 +205,14 @@ class Agent:
             return ids, kinds
         tokenizer = self.renderer.tokenizer
         marker_tokens = 24
-        head = tokenizer.decode(tokenizer.encode(text)[: max(self.limits.max_output_tokens - marker_tokens, 0)])
+        head = tokenizer.decode(
+            tokenizer.encode(text)[: max(self.limits.max_output_tokens - marker_tokens, 0)]
+        )
         head = head[: head.rfind("\n")] if "\n" in head else head.rstrip("\ufffd")
         missing = text.count("\n") - head.count("\n")
-        return self.renderer.render_output(f"{head}\n[cut: {missing} more lines]" if missing else f"{head}[cut]")
+        return self.renderer.render_output(
+            f"{head}\n[cut: {missing} more lines]" if missing else f"{head}[cut]"
+        )
 
 
 def _readable(parsed: Parsed) -> dict[str, Any]:

@@ -50,7 +50,9 @@ class SegmentBuilder:
             self._versions += sampled.versions
         return aligned
 
-    def build(self, *, finish_reason: str, sampling: dict[str, float], digests: dict[str, str]) -> list[Segment]:
+    def build(
+        self, *, finish_reason: str, sampling: dict[str, float], digests: dict[str, str]
+    ) -> list[Segment]:
         """The segment as a list of one, or of none when nothing was ever sampled (a prompt over the limit)."""
         if not self.turns:
             return []

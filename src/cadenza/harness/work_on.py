@@ -22,7 +22,18 @@ from cadenza.tokens import Sampling, TokenSession
 
 # Never copied: history, environments and caches are large and no part of the work.
 SKIPPED = frozenset(
-    {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".tox"}
+    {
+        ".git",
+        ".hg",
+        ".venv",
+        "venv",
+        "node_modules",
+        "__pycache__",
+        ".pytest_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".tox",
+    }
 )
 MOST_BYTES = 200 << 20
 
@@ -90,7 +101,9 @@ async def work_on(
     with tempfile.TemporaryDirectory(prefix="cadenza-work-") as scratch:
         layer = Path(scratch) / "layer"
         _copy(directory, layer)
-        spec = SandboxSpec(layers=(layer,), ttl_s=agent.limits.wall_s + 30.0, labels={"work_on": directory.name})
+        spec = SandboxSpec(
+            layers=(layer,), ttl_s=agent.limits.wall_s + 30.0, labels={"work_on": directory.name}
+        )
         sandbox = await backend.create(spec)
         try:
             session = await session_factory()

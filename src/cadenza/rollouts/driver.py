@@ -43,11 +43,11 @@ async def run_trials(
 
     async def one(index: int, trial: Trial) -> None:
         try:
-            for attempt in range(attempts):
-                rollout = await run_one(trial)
-                failure = rollout.verdict.failure
-                if failure is None or not failure.retry or attempt == attempts - 1:
+            rollout = await run_one(trial)
+            for _ in range(attempts - 1):
+                if rollout.verdict.failure is None or not rollout.verdict.failure.retry:
                     break
+                rollout = await run_one(trial)
             results[index] = rollout
             if on_done is not None:
                 on_done(len(results), trial, rollout)

@@ -45,7 +45,7 @@ class ScriptedExpert:
         renderer: CompactRenderer,
         base: Mapping[str, bytes],
         patch: str,
-        seed: int,
+        seed: int | str,
         config: ExpertConfig | None = None,
     ) -> None:
         """Raises PatchRefused or ValueError for a patch that edit_line cannot express."""
@@ -65,7 +65,9 @@ class ScriptedExpert:
     ) -> ScriptedExpert:
         """The expert of a task directory, which must hold ``solution/patch.diff``."""
         patch = (task.directory / "solution" / "patch.diff").read_text(encoding="utf-8")
-        return cls(renderer, read_tree(task.directory / "environment" / "repo"), patch, seed, config)
+        return cls(
+            renderer, read_tree(task.directory / "environment" / "repo"), patch, f"{task.id}:{seed}", config
+        )
 
     async def sample(self, new_ids: list[int], sampling: Sampling) -> Sampled:
         """Renders the expert's next action; what it has seen is what the ids say and nothing else."""
@@ -106,7 +108,7 @@ class ScriptedExpert:
             if index and self._happens(config.tests_between_files):
                 yield from self._test()
             yield from self._find(path, edits[-1])
-            yield Call("read_file", path)
+            yield from self._read(path, edits)
             if mistake:
                 mistake = False
                 if (yield from self._err(edits[-1])):
@@ -140,6 +142,13 @@ class ScriptedExpert:
         others = [p for p in sources if p != path and p not in self._edits]
         for other in others[: self._rng.randint(0, self._config.most_wrong_files)]:
             yield Call("read_file", other)
+
+    def _read(self, path: str, edits: list[LineEdit]) -> Generator[Call, str, None]:
+        """Reads the file, and on where a long file was cut, until every line to edit was seen."""
+        shown = yield Call("read_file", path)
+        for edit in reversed(edits):
+            if f"\n{edit.line}|" not in f"\n{shown}":
+                shown += "\n" + (yield Call("read_file", f"{path} {max(edit.line - 2, 1)}"))
 
     def _look_up(self, name: str, source: str) -> Generator[Call, str, None]:
         keyword = "class" if re.search(rf"^\s*class {name}\b", source, re.M) else "def"

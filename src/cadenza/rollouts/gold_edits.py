@@ -66,7 +66,9 @@ def _file_edits(path: str, old: list[str], new: list[str]) -> list[LineEdit]:
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag == "insert":  # goes with the line before it, or with the first line
-            becomes[max(i1 - 1, 0)] = (*new[j1:j2], *becomes[0]) if i1 == 0 else (*becomes[i1 - 1], *new[j1:j2])
+            becomes[max(i1 - 1, 0)] = (
+                (*new[j1:j2], *becomes[0]) if i1 == 0 else (*becomes[i1 - 1], *new[j1:j2])
+            )
         elif tag != "equal":
             paired = i2 - i1 == j2 - j1
             for i in range(i1, i2):
@@ -74,5 +76,7 @@ def _file_edits(path: str, old: list[str], new: list[str]) -> list[LineEdit]:
     if ("",) in [text for line, text in zip(old, becomes, strict=True) if text != (line,)]:
         raise ValueError(f"{path}: edit_line cannot write a single blank line")
     return [
-        LineEdit(path, i + 1, old[i], becomes[i]) for i in reversed(range(len(old))) if becomes[i] != (old[i],)
+        LineEdit(path, i + 1, old[i], becomes[i])
+        for i in reversed(range(len(old)))
+        if becomes[i] != (old[i],)
     ]

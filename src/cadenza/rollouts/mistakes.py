@@ -14,7 +14,7 @@ _SWAPS: tuple[tuple[str, str], ...] = (
 
 
 def wrong_line(right: str, buggy: str, rng: random.Random) -> str | None:
-    """A line that differs from the right one by one small slip and is not the buggy line either; None if there is none."""
+    """A line one small slip away from the right one, and not the buggy line either; None if there is none."""
     candidates: list[str] = []
     for old, new in _SWAPS:
         for match in re.finditer(re.escape(old), right):

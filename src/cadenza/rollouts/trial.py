@@ -67,7 +67,16 @@ async def run_trial(
     patch = ""
     try:
         result, patch = await _work(
-            task, session, backend, agent, sampling, deadlines, timings, sandbox_limits, weights_digest, on_step
+            task,
+            session,
+            backend,
+            agent,
+            sampling,
+            deadlines,
+            timings,
+            sandbox_limits,
+            weights_digest,
+            on_step,
         )
         verdict = await _grade(task, backend, patch, deadlines, timings)
     except _Failed as failed:
@@ -143,7 +152,9 @@ async def _work(
     except PatchRefused as error:
         raise _Failed("patch_refused", str(error), retry=False, counts=True) from error
     except TimeoutError as error:
-        raise _Failed("sandbox_gone", "the changes did not arrive in time", retry=True, counts=False) from error
+        raise _Failed(
+            "sandbox_gone", "the changes did not arrive in time", retry=True, counts=False
+        ) from error
     finally:
         await sandbox.destroy()
 

@@ -18,6 +18,7 @@ from cadenza.sandbox.errors import NotSupported, PathRefused, SandboxGone
 from cadenza.sandbox.guest import frames
 from cadenza.sandbox.layers import Hold, changed_files
 from cadenza.sandbox.spec import ExecResult, Failure, PytestResult, SandboxSpec
+from cadenza.sandbox.workdir import remove_tree
 
 if TYPE_CHECKING:
     from cadenza.sandbox.local import LocalBackend
@@ -68,10 +69,12 @@ class Sandbox:
         self._scratch = scratch
         self._requests = itertools.count(1)
         self._pending: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
+        self._patience: dict[int, float] = {}  # seconds each unanswered request may take
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection: _Connection | None = None
         self._gone: Exception | None = None
         self._destroying: asyncio.Task[None] | None = None
+        self._burial: asyncio.Future[None] | None = None
 
     @property
     def alive(self) -> bool:
@@ -201,10 +204,17 @@ class Sandbox:
 
     async def _destroy(self) -> None:
         self.lose(SandboxGone("the sandbox was destroyed"))
-        try:
-            await self._backend.kill(self._number)
-        finally:
-            self._hold.release()
+        await self._backend.kill(self._number)
+        if self._burial is not None:
+            await self._burial
+
+    def bury(self) -> None:
+        """Frees what a dead sandbox held, however it died. For the backend."""
+        self.lose(SandboxGone("the sandbox ended"))
+        self._hold.release()
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            self._burial = asyncio.get_running_loop().run_in_executor(None, remove_tree, scratch)
 
     def lose(self, why: Exception) -> None:
         """Marks the sandbox as gone and fails everything that waits for it. For the backend."""
@@ -238,9 +248,11 @@ class Sandbox:
         number = next(self._requests)
         waiting = asyncio.get_running_loop().create_future()
         self._pending[number] = waiting
+        self._patience[number] = timeout_s + self._backend.config.reply_grace_s
         transport.write(frames.pack({"id": number} | request, payload))
         try:
-            async with asyncio.timeout(self._patience(timeout_s)):
+            # Requests are answered in order, so that those before this one add their share to the wait.
+            async with asyncio.timeout(sum(self._patience.values())):
                 reply, data = await waiting
         except asyncio.CancelledError:
             transport.write(frames.pack({"op": "cancel", "id": number}))
@@ -252,15 +264,12 @@ class Sandbox:
             ) from None
         finally:
             self._pending.pop(number, None)
+            self._patience.pop(number, None)
         if "refused" in reply:
             raise PathRefused(reply["refused"])
         if "errno" in reply:
             raise OSError(reply["errno"], reply["message"], reply["path"])
         return reply, data
-
-    def _patience(self, timeout_s: float) -> float:
-        """Requests queue in the agent, so that each one waiting before this adds its share."""
-        return timeout_s + self._backend.config.reply_grace_s * len(self._pending)
 
     async def _upper(self, ignore_caches: bool) -> builtins.list[tuple[dict[str, Any], bytes]]:
         reply, data = await self._ask({"op": "upper", "ignore_caches": ignore_caches})

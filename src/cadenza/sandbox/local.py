@@ -31,7 +31,9 @@ from cadenza.sandbox.workdir import WorkDir
 _GUEST = Path(__file__).parent / "guest"
 _BOOT = """
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("_cadenza_guest", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]])
+where = sys.argv[1]
+spec = importlib.util.spec_from_file_location(
+    "_cadenza_guest", where + "/__init__.py", submodule_search_locations=[where])
 sys.modules["_cadenza_guest"] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 from _cadenza_guest import zygote
@@ -223,8 +225,7 @@ class LocalBackend:
                     raise DeadlineExceeded(
                         f"sandbox {number} did not end in time", "see dmesg for stuck I/O"
                     ) from None
-        self._deaths.pop(number, None)
-        self._sandboxes.pop(number, None)
+        self._died(number)
 
     async def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
         data = json.dumps(message).encode()
@@ -268,7 +269,7 @@ class LocalBackend:
         elif "refused" in message:
             sandbox = self._sandboxes.get(message["refused"])
             if sandbox is not None:
-                sandbox.refuse(probing.refusal(message["errno"], "clone"))
+                sandbox.lose(probing.refusal(message["errno"], "clone"))
             self._died(message["refused"])
         elif "ready" in message:
             self._ready.set_result(None)
@@ -278,6 +279,9 @@ class LocalBackend:
             )
 
     def _died(self, number: int) -> None:
+        sandbox = self._sandboxes.pop(number, None)
+        if sandbox is not None:
+            sandbox.bury()
         death = self._deaths.pop(number, None)
         if death is not None and not death.done():
             death.set_result(None)
@@ -289,7 +293,7 @@ class LocalBackend:
             self._control = None
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(SandboxUnavailable(why + " while starting", "see its messages above"))
-        for number in list(self._deaths):
-            self._died(number)
         for sandbox in list(self._sandboxes.values()):
             sandbox.lose(SandboxGone(why))
+        for number in list(self._deaths):
+            self._died(number)

@@ -27,7 +27,9 @@ _SETTINGS = (
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
     ),
 )
-_DOCKER = "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+_DOCKER = "docker run " + " ".join(
+    f"--security-opt {what}=unconfined" for what in ("seccomp", "apparmor", "systempaths")
+)
 
 
 def probe(backend: type[LocalBackend]) -> Capabilities:

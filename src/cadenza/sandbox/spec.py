@@ -30,7 +30,7 @@ class SandboxSpec:
     """What a sandbox is made of. ``layers``: read-only directories seen merged at ``/work``, top first."""
 
     layers: tuple[Path, ...] = ()
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     ttl_s: float = 600.0
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +54,10 @@ class LocalConfig(StrictConfig):
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """A finished command. ``rc`` is negative for a signal. ``limit``: the limit that ended it (``memory``, ``processes``)."""
+    """A finished command. ``rc`` is negative for a signal.
+
+    ``limit``: the limit of all processes together that ended it (``memory`` or ``processes``), or None.
+    """
 
     rc: int
     stdout: bytes

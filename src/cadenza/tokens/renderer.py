@@ -36,11 +36,8 @@ class CompactRenderer:
             self._call: TokenKind.CALL,
             self._final: TokenKind.FINAL,
         }
-
-    @property
-    def digest(self) -> str:
-        """Names format and tokenizer; goes into ``Segment.digests["renderer"]``."""
-        return hashlib.sha256(f"{self.name}:{self.tokenizer.digest}".encode()).hexdigest()[:16]
+        #: Names format and tokenizer; goes into ``Segment.digests["renderer"]``.
+        self.digest: str = hashlib.sha256(f"{self.name}:{tokenizer.digest}".encode()).hexdigest()[:16]
 
     def render_prompt(self, text: str) -> tuple[list[int], list[int]]:
         """Ids and kinds (all OTHER) of the user's message, ``<|bos|>`` included."""

@@ -64,12 +64,15 @@ class Tokenizer:
         for index, name in enumerate(SPECIALS):
             if backend.token_to_id(name) != index:
                 raise CorruptArtifact(
-                    f"tokenizer has no {name} with id {index}", "train it again with `cadenza train demo-base`"
+                    f"tokenizer has no {name} with id {index}",
+                    "train it again with `cadenza train demo-base`",
                 )
         # Text that spells a special token is text: a repository cannot forge a turn.
         backend.encode_special_tokens = True
         self._backend = backend
         self._bytes_of = _token_bytes(backend)
+        #: First 16 hex digits of the SHA-256 of the serialized tokenizer.
+        self.digest: str = hashlib.sha256(backend.to_str().encode()).hexdigest()[:16]
 
     @classmethod
     def train(
@@ -117,18 +120,24 @@ class Tokenizer:
             "split_special_tokens": True,
             "model_max_length": 1_000_000,
         }
-        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (directory / "tokenizer_config.json").write_text(
+            json.dumps(config, indent=2) + "\n", encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, directory: Path | str) -> Tokenizer:
         """Reads what ``save`` wrote. Raises MissingArtifact or CorruptArtifact."""
         path = Path(directory) / "tokenizer.json"
         if not path.is_file():
-            raise MissingArtifact(f"no tokenizer at {path}", "name a model directory that holds tokenizer.json")
+            raise MissingArtifact(
+                f"no tokenizer at {path}", "name a model directory that holds tokenizer.json"
+            )
         try:
             backend = HFTokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
-            raise CorruptArtifact(f"{path} is not a tokenizer ({error})", "copy or train the model again") from error
+            raise CorruptArtifact(
+                f"{path} is not a tokenizer ({error})", "copy or train the model again"
+            ) from error
         return cls(backend)
 
     def encode(self, text: str) -> list[int]:
@@ -164,11 +173,6 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self._bytes_of)
-
-    @property
-    def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of the serialized tokenizer."""
-        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:16]
 
 
 def _with_words(texts: Iterable[str], words: Iterable[str]) -> Iterator[str]:

@@ -46,7 +46,9 @@ def replace_line(data: bytes, number: int, text: str) -> tuple[bytes, list[str]]
     ending = b"\r" if lines[number - 1].endswith(b"\r") else b""
     new = [line.removesuffix("\r").encode() + ending for line in text.split("\n")] if text else []
     if not new and number == count and lines[-1] != b"" and count > 1:
-        lines[number - 2] = lines[number - 2].removesuffix(b"\r")  # the new last line had no line ending before it
+        lines[number - 2] = lines[number - 2].removesuffix(
+            b"\r"
+        )  # the new last line had no line ending before it
     lines[number - 1 : number] = new
     if len(new) == 1:
         return b"\n".join(lines), []

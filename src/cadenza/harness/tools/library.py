@@ -19,20 +19,17 @@ from cadenza.tokens import Call
 
 
 class ToolLibrary:
-    """Tools by name. ``run`` raises only what stops a trial: a sandbox that is lost or does not answer, cancellation."""
+    """Tools by name. ``run`` raises only what stops a trial: a lost or silent sandbox, cancellation."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
+        usage = "\n".join(f"{tool.name}:{tool.usage}" for tool in self._tools.values())
+        #: Names the tools and their usage; goes into ``Segment.digests["tools"]``.
+        self.digest: str = hashlib.sha256(usage.encode()).hexdigest()[:16]
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._tools)
-
-    @property
-    def digest(self) -> str:
-        """Names the tools and their usage; goes into ``Segment.digests["tools"]``."""
-        text = "\n".join(f"{tool.name}:{tool.usage}" for tool in self._tools.values())
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     async def run(self, call: Call, sandbox: Any) -> ToolResult:
         """Dispatches one call. Raises SandboxGone or CadenzaError when the sandbox died under the tool (case 12)."""
@@ -60,4 +57,6 @@ class ToolLibrary:
 
 def demo_tools(*, test_timeout_s: float = 2.0) -> ToolLibrary:
     """The six tools of the demo agent."""
-    return ToolLibrary([ListDir(), ReadFile(), Grep(), EditLine(), RunTests(timeout_s=test_timeout_s), Finish()])
+    return ToolLibrary(
+        [ListDir(), ReadFile(), Grep(), EditLine(), RunTests(timeout_s=test_timeout_s), Finish()]
+    )

@@ -44,7 +44,9 @@ def _without_failures(result: Any) -> ToolResult:
         return ToolResult(f"ok: {sum(outcome == 'passed' for outcome in result.tests.values())} passed")
     if result.exit_code == 5:
         return ToolResult("no tests ran")
-    raise ToolError("unexpected_environment", f"tests ended early, {result.limit or 'exit'} {result.exit_code}")
+    raise ToolError(
+        "unexpected_environment", f"tests ended early, {result.limit or 'exit'} {result.exit_code}"
+    )
 
 
 def _describe(failure: Any) -> str:

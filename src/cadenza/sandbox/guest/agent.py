@@ -58,7 +58,7 @@ class Channel:
         self.socket.sendall(frames.pack(message, payload))
 
 
-def main(fd: int, place: dict[str, Any], warm: pytest_run.Warm) -> None:
+def main(fd: int, place: dict[str, Any], warm: tuple[pytest_run.Warm, pytest_run.Warm]) -> None:
     """Runs until the host goes away or the sandbox's time is up. Never returns."""
     channel = Channel(fd)
     try:

@@ -89,7 +89,9 @@ class Runner:
             resource.prlimit(process.pid, resource.RLIMIT_CPU, (self._limits["cpu_s"],) * 2)
         return process
 
-    def test(self, request: dict[str, Any], warm: pytest_run.Warm) -> tuple[dict[str, Any], bytes]:
+    def test(
+        self, request: dict[str, Any], warm: tuple[pytest_run.Warm, pytest_run.Warm]
+    ) -> tuple[dict[str, Any], bytes]:
         """Forks the warm interpreter and runs pytest in the fork. The payload is what the tests printed."""
         started = time.monotonic()
         output, report = HeadTail(self._limits["output_bytes"]), HeadTail(64 << 20)
@@ -166,7 +168,7 @@ class Runner:
         self._elders = self._alive() if self._reap(watch) else frozenset()
 
     def _reap(self, watch: _Watch) -> bool:
-        """Collects the dead: the command itself, and orphans that were left to process 1. True while any child is left."""
+        """Collects the dead: the command, and orphans left to process 1. True while any child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

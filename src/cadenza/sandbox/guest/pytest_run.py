@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,18 @@ from _pytest.config import Config, _prepareconfig
 from _pytest.main import Session
 from _pytest.reports import CollectReport, TestReport
 
+from . import asserts, lean
+
 ROOT = "/work"
 OPTIONS = (
-    "-c", "/dev/null", "--import-mode=prepend", "-s",
+    "-c", "/dev/null", "--import-mode=prepend", "--assert=plain", "-s",
     *(f"-pno:{name}" for name in (
         "cacheprovider", "terminal", "faulthandler", "junitxml", "pastebin", "stepwise", "setuponly", "setupplan",
         "threadexception", "unraisableexception", "warnings", "doctest", "debugging", "legacypath",
     )),
 )  # fmt: skip
+# The lean session leaves out what most test files never name and every test would pay for.
+LEAN = (*(option for option in OPTIONS if option != "-s"), "-pno:capture", "-pno:logging", "-pno:subtests")
 MESSAGE_LIMIT = 4000  # characters of one failure's message
 # Modules that a repository's file of the same name must not displace: the interpreter and pytest stand on them.
 KEPT = frozenset(sys.builtin_module_names) | {
@@ -77,11 +82,12 @@ class Reporter:
             (pytest.skip.Exception, unittest.SkipTest)
         ):
             return None  # rare; pytest's own report knows the reason and where it was given
-        outcome, crash = "passed", None
+        outcome, crash, when = "passed", None, call.when
+        assert when != "collect"
         if call.excinfo is not None:
             outcome, crash = "failed", _crash(call.excinfo)
         return TestReport(
-            item.nodeid, item.location, {}, outcome, crash, call.when, (), call.duration, call.start, call.stop
+            item.nodeid, item.location, {}, outcome, crash, when, (), call.duration, call.start, call.stop
         )  # fmt: skip
 
     def pytest_runtest_logreport(self, report: TestReport) -> None:
@@ -94,6 +100,13 @@ class Reporter:
             if report.failed:
                 line["failure"] = _failure(report.longrepr)
             self.emit(line)
+
+    def result(self, nodeid: str, outcome: str, excinfo: pytest.ExceptionInfo[BaseException] | None) -> None:
+        """One result of the short way."""
+        line: dict[str, Any] = {"test": nodeid, "outcome": outcome}
+        if outcome in ("failed", "error") and excinfo is not None:
+            line["failure"] = _failure(_crash(excinfo))
+        self.emit(line)
 
     def pytest_collectreport(self, report: CollectReport) -> None:
         if report.failed:
@@ -172,11 +185,10 @@ def _failure(crash: Any) -> dict[str, Any]:
     }
 
 
-def _configure(root: str, conftest: bool = False) -> Warm:
+def _configure(root: str, options: tuple[str, ...]) -> Warm:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     reporter = Reporter()
-    options = [*OPTIONS] + ([] if conftest else ["--noconftest"])
-    config = _prepareconfig([*options, "--rootdir", os.getcwd()], plugins=[reporter])
+    config = _prepareconfig([*options, "--noconftest", "--rootdir", os.getcwd()], plugins=[reporter])
     config._rootpath = Path(root)
     object.__setattr__(config.invocation_params, "dir", Path(root))
     config.known_args_namespace.confcutdir = root
@@ -188,14 +200,18 @@ def _configure(root: str, conftest: bool = False) -> Warm:
     return Warm(config, session, reporter)
 
 
-def warm_up() -> Warm:
-    """Imports and configures pytest, proves the arrangement with a throw-away run, returns a session for /work.
+def warm_up() -> tuple[Warm, Warm]:
+    """Imports and configures pytest, proves the arrangement with throw-away runs; returns sessions for /work.
+
+    Returns:
+        The lean and the full session.
 
     Raises:
         RuntimeError: this version of pytest does not behave as the warm path needs.
     """
     folder = os.path.realpath(tempfile.mkdtemp(prefix="cadenza-warm-"))
-    before = (os.getcwd(), list(sys.path), set(sys.modules), dict(os.environ))
+    before = (os.getcwd(), list(sys.path))
+    finder = asserts.install(folder)
     try:
         Path(folder, "warm_subject.py").write_text("def one():\n    return 1\n")
         Path(folder, "test_warm.py").write_text(
@@ -203,33 +219,39 @@ def warm_up() -> Warm:
             "def test_bad():\n    assert [one()] == [2], 'x'\n"
         )
         os.chdir(folder)
-        read, write = os.pipe()
-        stdout = os.dup(1)
-        code = _run_in(_configure(folder), folder, ["test_warm.py"], write)
-        os.dup2(stdout, 1)
-        os.close(stdout)
-        os.close(write)
-        with open(read, "rb") as file:
-            result = summarize(file.read(), code)
-        outcomes = {"test_warm.py::test_good": "passed", "test_warm.py::test_bad": "failed"}
-        if result["tests"] != outcomes or result["exit_code"] != 1:
-            raise RuntimeError(f"pytest {pytest.__version__} does not work in a warm session: {result}")
+        for options in (LEAN, OPTIONS):
+            _prove(_configure(folder, options), folder, _run_lean if options is LEAN else _run_in)
         os.chdir("/")
         sys.path[:] = before[1]
-        warm = _configure(ROOT)
+        return _configure(ROOT, LEAN), _configure(ROOT, OPTIONS)
     finally:
+        sys.meta_path.remove(finder)
+        asserts.install(ROOT)
         shutil.rmtree(folder, ignore_errors=True)
         os.chdir(before[0])
         sys.path[:] = before[1]
-        for name in ("warm_subject", "test_warm"):
-            sys.modules.pop(name, None)
-    sys.path_importer_cache.clear()
-    return warm
+        sys.path_importer_cache.clear()
 
 
-def run(warm: Warm, args: list[str], conftest: bool, sink: int) -> None:
-    """In the forked child: runs pytest on ``args`` below /work and ends the process. Plain paths and node ids take
-    the warm session; options (anything that starts with ``-``) or ``conftest`` need a configuration of their own."""
+def _prove(warm: Warm, folder: str, way: Callable[[Warm, str, list[str], int], int | None]) -> None:
+    read, write = os.pipe()
+    code = way(warm, folder, ["test_warm.py"], write)
+    os.close(write)
+    with open(read, "rb") as file:
+        result = summarize(file.read(), code)
+    outcomes = {"test_warm.py::test_good": "passed", "test_warm.py::test_bad": "failed"}
+    if result["tests"] != outcomes or result["exit_code"] != 1:
+        raise RuntimeError(f"pytest {pytest.__version__} does not work in a warm session: {result}")
+    for name in ("warm_subject", "test_warm"):
+        sys.modules.pop(name, None)
+
+
+def run(sessions: tuple[Warm, Warm], args: list[str], conftest: bool, sink: int) -> None:
+    """In the forked child: runs pytest on ``args`` below /work and ends the process.
+
+    Plain paths and node ids take a warm session; options (anything that starts with ``-``) or ``conftest`` need a
+    configuration of their own.
+    """
     os.chdir(ROOT)
     _make_way(ROOT)
     if conftest or any(arg.startswith("-") for arg in args):
@@ -240,28 +262,61 @@ def run(warm: Warm, args: list[str], conftest: bool, sink: int) -> None:
         code = int(pytest.main([*options, *args], plugins=[reporter]))
         reporter.emit({"exit": code})
     else:
-        code = _run_in(warm, ROOT, args, sink)
+        small, full = sessions
+        code = _run_lean(small, ROOT, args, sink)
+        if code is None:
+            code = _run_in(full, ROOT, args, sink)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _run_in(warm: Warm, root: str, args: list[str], sink: int) -> int:
-    config, session, reporter = warm.config, warm.session, warm.reporter
-    reporter.attach(sink)
+def _run_lean(warm: Warm, root: str, args: list[str], sink: int) -> int | None:
+    """As ``_run_in``, the short way; None when it cannot serve ``args`` and nothing has been run."""
+    names = lean.plain_files(root, args)
+    if names is None:
+        return None
+    warm.reporter.attach(sink)
     if root not in sys.path:
         sys.path.insert(0, root)
-    config.args = list(args) or [root]
-    code = int(_collect_and_run(config, session))
-    reporter.emit({"exit": code})
+
+    def collect_and_run() -> bool:
+        if not lean.collect(warm.session, root, names, args):
+            return False
+        if warm.session.testsfailed:
+            raise Session.Interrupted("collection failed")
+        lean.run_items(warm.session, warm.reporter.result)
+        return True
+
+    code = _guarded(warm, collect_and_run)
+    if code is not None:
+        warm.reporter.emit({"exit": code})
     return code
 
 
-def _collect_and_run(config: Config, session: Session) -> int:
-    """The middle of ``_pytest.main.wrap_session``: collection and the test loop."""
+def _run_in(warm: Warm, root: str, args: list[str], sink: int) -> int:
+    warm.reporter.attach(sink)
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    warm.config.args = list(args) or [root]
+    code = _guarded(warm, lambda: _collect_and_run(warm))
+    assert code is not None
+    warm.reporter.emit({"exit": code})
+    return code
+
+
+def _collect_and_run(warm: Warm) -> bool:
+    warm.config.hook.pytest_collection(session=warm.session)
+    warm.config.hook.pytest_runtestloop(session=warm.session)
+    return True
+
+
+def _guarded(warm: Warm, work: Callable[[], bool]) -> int | None:
+    """The frame of ``_pytest.main.wrap_session``: pytest's exit code for what ``work`` does; None if it declines."""
+    session = warm.session
     try:
-        config.hook.pytest_collection(session=session)
-        config.hook.pytest_runtestloop(session=session)
+        if not work():
+            return None
         if session.testsfailed:
             code = pytest.ExitCode.TESTS_FAILED
         elif session.testscollected == 0:
@@ -278,8 +333,8 @@ def _collect_and_run(config: Config, session: Session) -> int:
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         code = pytest.ExitCode.INTERNAL_ERROR
-    config.hook.pytest_sessionfinish(session=session, exitstatus=code)
-    return code
+    warm.config.hook.pytest_sessionfinish(session=session, exitstatus=code)
+    return int(code)
 
 
 def _make_way(root: str) -> None:

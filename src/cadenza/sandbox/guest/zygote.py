@@ -99,7 +99,7 @@ def main(control_fd: int, host_pid_fd: int, run_dir: str) -> None:
             raise Unusable(problem)
         warm = pytest_run.warm_up()
         place = layout(run_dir)
-    except Unusable as error:
+    except (Unusable, RuntimeError) as error:
         control.send(json.dumps({"unusable": str(error)}).encode())
         os._exit(1)
     sys.dont_write_bytecode = True
@@ -112,7 +112,12 @@ def main(control_fd: int, host_pid_fd: int, run_dir: str) -> None:
         os._exit(1)
 
 
-def _serve(control: socket.socket, host_pid_fd: int, place: dict[str, Any], warm: pytest_run.Warm) -> None:
+def _serve(
+    control: socket.socket,
+    host_pid_fd: int,
+    place: dict[str, Any],
+    warm: tuple[pytest_run.Warm, pytest_run.Warm],
+) -> None:
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)

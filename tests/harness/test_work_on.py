@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cadenza.core.errors import CadenzaError, MissingArtifact
+from cadenza.harness import Agent, demo_tools
+from cadenza.harness.work_on import work_on
+from cadenza.sandbox import LocalBackend
+from cadenza.tasks.patch import make_patch
+from cadenza.tokens import Call
+
+BEFORE = b"def one():\r\n    return 2\r\n"
+AFTER = b"def one():\r\n    return 1\r\n"
+CALLS = (
+    Call("read_file", "a.py"),
+    Call("edit_line", "a.py 2", "    return 1"),
+    Call("run_tests"),
+    Call("finish"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "a.py").write_bytes(BEFORE)
+    (tmp_path / "a.py").chmod(0o755)
+    (tmp_path / "test_a.py").write_text("from a import one\n\ndef test_one():\n    assert one() == 1\n")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (tmp_path / "link.py").symlink_to("a.py")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def runner():
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def backend(runner):
+    backend = LocalBackend()
+    runner.run(backend.start())
+    yield backend
+    runner.run(backend.aclose())
+
+
+@pytest.fixture
+def work(renderer, backend, runner):
+    def run(session, folder, **keywords):
+        async def factory():
+            return session
+
+        agent = Agent(renderer, demo_tools(test_timeout_s=10))
+        return runner.run(
+            work_on(folder, "Fix one.", factory, backend, agent=agent, make_patch=make_patch, **keywords)
+        )
+
+    return run
+
+
+def tree(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.needs_namespaces
+def test_the_folder_is_untouched_until_the_user_accepts(work, replay, folder):
+    before, steps = tree(folder), []
+    session = replay(*CALLS)
+    done = work(session, folder, on_step=steps.append)
+    assert tree(folder) == before and session.closed
+    assert [step.get("tool") for step in steps] == ["read_file", "edit_line", "run_tests", "finish", None]
+    assert steps[2]["output"] == "ok: 1 passed"
+    assert done.patch.startswith("diff --git a/a.py b/a.py") and "-    return 2" in done.patch
+    assert done.apply() == ["a.py"]
+    assert (folder / "a.py").read_bytes() == AFTER and (folder / "a.py").stat().st_mode & 0o777 == 0o755
+    assert sorted(p.name for p in folder.iterdir()) == [".git", "a.py", "link.py", "test_a.py"]
+
+
+@pytest.mark.needs_namespaces
+def test_a_file_the_user_changed_meanwhile_is_not_overwritten(work, replay, folder):
+    done = work(replay(*CALLS), folder)
+    (folder / "a.py").write_text("mine\n")
+    with pytest.raises(CadenzaError, match=r"a\.py changed while the agent worked"):
+        done.apply()
+    assert (folder / "a.py").read_text() == "mine\n"
+
+
+@pytest.mark.needs_namespaces
+def test_a_change_is_not_written_through_a_link_that_leads_out(work, replay, folder, tmp_path_factory):
+    done = work(replay(*CALLS), folder)
+    outside = tmp_path_factory.mktemp("outside") / "a.py"
+    outside.write_bytes(BEFORE)
+    (folder / "a.py").unlink()
+    (folder / "a.py").symlink_to(outside)
+    with pytest.raises(CadenzaError, match="leads out"):
+        done.apply()
+    assert outside.read_bytes() == BEFORE
+
+
+@pytest.mark.needs_namespaces
+def test_history_is_not_copied_and_no_change_is_an_empty_patch(work, replay, folder):
+    steps = []
+    done = work(replay(Call("list_dir"), Call("finish")), folder, on_step=steps.append)
+    assert steps[0]["output"] == "a.py link.py test_a.py"
+    assert done.patch == "" and done.apply() == []
+
+
+@pytest.mark.needs_namespaces
+def test_a_folder_that_is_none_is_named(work, replay, tmp_path):
+    with pytest.raises(MissingArtifact):
+        work(replay(), tmp_path / "nowhere")

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cadenza.harness import Agent, Limits, ToolLibrary, demo_tools
+from cadenza.harness.tools import ToolResult
+from cadenza.harness.tools.edit_line import EditLine
+from cadenza.harness.tools.finish import Finish
+from cadenza.harness.tools.run_tests import RunTests
+from cadenza.rollouts import ExpertConfig, ScriptedExpert, Trial, run_trial, run_trials
+from cadenza.rollouts.expert import MISTAKE, SCRIPTED_VERSION
+from cadenza.rollouts.record import from_bytes, to_bytes
+from cadenza.tokens import Call, Sampled, Sampling, SessionLost
+
+pytestmark = pytest.mark.needs_namespaces
+
+BIG = Limits(max_context_tokens=4096, max_output_tokens=1024)
+
+
+class Script:
+    """A session that plays calls and then stops."""
+
+    def __init__(self, renderer, *calls: Call | Exception) -> None:
+        self.renderer, self.calls, self.closed = renderer, list(calls), False
+
+    async def sample(self, new_ids: list[int], sampling: Sampling) -> Sampled:
+        call = self.calls.pop(0)
+        if isinstance(call, Exception):
+            raise call
+        ids = self.renderer.render_action(call)
+        return Sampled(ids, [-0.1] * len(ids), [0] * len(ids), "stop")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class WriteFile:
+    """``write PATH\\nTEXT``, a tool of this test."""
+
+    name = usage = "write"
+
+    async def __call__(self, sandbox: Any, call: Call) -> ToolResult:
+        await sandbox.write(call.args, (call.body or "").encode())
+        return ToolResult("ok")
+
+
+class Vanish:
+    """Destroys the sandbox it runs in, then goes on using it."""
+
+    name = usage = "vanish"
+
+    async def __call__(self, sandbox: Any, call: Call) -> ToolResult:
+        await sandbox.destroy()
+        return ToolResult(" ".join(await sandbox.list()))
+
+
+@pytest.fixture
+def trial(renderer, backend, runner):
+    """Runs one trial with scripted calls; checks that no session and no sandbox is left."""
+
+    def run(task, *calls, limits=BIG):
+        session = Script(renderer, *calls)
+        agent = Agent(
+            renderer, ToolLibrary([EditLine(), RunTests(), Finish(), WriteFile(), Vanish()]), limits
+        )
+        rollout = runner.run(run_trial(task, session, backend, agent, Sampling(), 7, "g1"))
+        assert session.closed and not backend._sandboxes
+        return rollout
+
+    return run
+
+
+@pytest.fixture
+def experts(renderer, backend, runner):
+    """Runs the scripted expert on tasks."""
+
+    def run(tasks, config, limits=BIG, seeds=2):
+        agent = Agent(renderer, demo_tools(test_timeout_s=10), limits)
+
+        async def one(t: Trial):
+            session = ScriptedExpert.for_task(t.task, renderer, t.seed, config)
+            return await run_trial(
+                t.task, session, backend, agent, Sampling(max_tokens=512), t.seed, t.group_id
+            )
+
+        trials = [Trial(task, seed, task.id) for task in tasks for seed in range(seeds)]
+        return runner.run(run_trials(trials, one, concurrency=4))
+
+    return run
+
+
+def test_the_expert_solves_every_task_through_the_agent(experts, tasks):
+    rollouts = experts(tasks, ExpertConfig(mistake=0.0))
+    for rollout in rollouts:
+        assert rollout.verdict.score == 1.0 and rollout.reward == 1.0, rollout.trace
+        assert rollout.status == "finished" and rollout.trace[-1]["summary"]["finish_reason"] == "finish"
+        assert not any(entry.get("error_kind") for entry in rollout.trace)
+        (segment,) = rollout.segments
+        assert segment.broken() is None and set(segment.version_S.tolist()) == {SCRIPTED_VERSION}
+        assert set(rollout.timings) == {"lease", "agent", "engine_wait", "tools", "grade"}
+        assert from_bytes(to_bytes(rollout)).patch == rollout.patch
+    routes = {tuple(entry.get("tool") for entry in rollout.trace) for rollout in rollouts}
+    assert len(routes) >= 4  # the route varies with the seed
+
+
+def test_the_expert_solves_tasks_with_two_edits_in_two_files(experts, hard_tasks):
+    limits = BIG.model_copy(update={"max_turns": 24})
+    assert [r.verdict.score for r in experts(hard_tasks, ExpertConfig(mistake=0.0), limits, 1)] == [1.0] * 3
+
+
+def test_a_deliberate_mistake_is_marked_seen_to_fail_and_repaired(experts, tasks):
+    rollouts = experts(tasks, ExpertConfig(mistake=1.0, tests_last=1.0), seeds=1)
+    recovered = 0
+    for rollout in rollouts:
+        notes = [i for i, entry in enumerate(rollout.trace) if entry.get("note") == MISTAKE]
+        if not notes:
+            continue  # the line allowed no slip
+        (at,) = notes
+        assert rollout.trace[at]["tool"] == "edit_line" and rollout.trace[at + 1]["tool"] == "run_tests"
+        if rollout.trace[at + 1]["output"].startswith("ok"):
+            assert rollout.trace[at + 2]["tool"] == "finish"
+            continue
+        recovered += 1
+        assert rollout.verdict.score == 1.0
+    assert recovered >= 1
+
+
+def test_a_route_repeats_with_its_seed(experts, tasks):
+    first, second = (experts(tasks[:2], ExpertConfig(), seeds=1) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert a.segments[0].ids_T.tolist() == b.segments[0].ids_T.tolist()
+
+
+def test_no_work_is_a_zero_and_not_a_failure(trial, tasks):
+    rollout = trial(tasks[0], Call("finish"))
+    assert rollout.verdict.score == 0.0 and rollout.reward == 0.0 and rollout.patch == ""
+    assert rollout.id == "g1.7" and rollout.task_id == tasks[0].id
+
+
+def test_case_12_a_lost_sandbox_is_a_retryable_failure_without_reward(trial, tasks):
+    rollout = trial(tasks[0], Call("vanish"), Call("finish"))
+    failure = rollout.verdict.failure
+    assert failure is not None and (failure.kind, failure.retry, failure.counts) == (
+        "sandbox_gone",
+        True,
+        False,
+    )
+    assert rollout.reward is None and rollout.rewards == {} and rollout.status == "failed"
+
+
+def test_a_lost_engine_is_a_retryable_failure_without_reward(trial, tasks):
+    rollout = trial(tasks[0], SessionLost("actor died"))
+    failure = rollout.verdict.failure
+    assert failure is not None and (failure.kind, failure.retry, failure.counts) == (
+        "engine_lost",
+        True,
+        False,
+    )
+    assert rollout.reward is None
+
+
+def test_case_25_new_files_are_in_the_patch_and_what_running_leaves_is_not(trial, tasks):
+    rollout = trial(tasks[0], Call("write", "new/thing.py", "x = 1\n"), Call("run_tests"), Call("finish"))
+    assert "+++ b/new/thing.py" in rollout.patch
+    assert rollout.patch.count("diff --git") == 1
+
+
+def test_case_32_a_patch_that_steers_the_tests_counts_as_the_models_own_failure(trial, tasks):
+    rollout = trial(tasks[0], Call("write", "conftest.py", "import os\n"), Call("finish"))
+    failure = rollout.verdict.failure
+    assert failure is not None and (failure.kind, failure.counts) == ("patch_refused", True)
+    assert rollout.reward == 0.0 and rollout.status == "finished"
+
+
+def test_a_file_no_patch_can_hold_counts_as_the_models_own_failure(trial, tasks):
+    rollout = trial(tasks[0], Call("write", "data.bin", "\0\1"), Call("finish"))
+    failure = rollout.verdict.failure
+    assert failure is not None and failure.kind == "patch_refused"
+    assert rollout.reward == 0.0
+
+
+def test_case_6_a_run_at_its_deadline_is_still_graded(renderer, backend, runner, tasks):
+    class Slow(Script):
+        async def sample(self, new_ids: list[int], sampling: Sampling) -> Sampled:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+    session = Slow(renderer)
+    agent = Agent(renderer, demo_tools(), Limits(wall_s=0.1))
+
+    rollout = runner.run(run_trial(tasks[0], session, backend, agent, Sampling(), 0, "g"))
+    assert rollout.trace[-1]["summary"]["finish_reason"] == "deadline"
+    assert rollout.verdict.score == 0.0 and session.closed
+
+
+def test_cancelling_a_trial_frees_session_and_sandbox(renderer, backend, runner, tasks):
+    class Slow(Script):
+        async def sample(self, new_ids: list[int], sampling: Sampling) -> Sampled:
+            reached.set()
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+    session = Slow(renderer)
+    agent = Agent(renderer, demo_tools(), BIG)
+    reached = asyncio.Event()
+
+    async def main():
+        running = asyncio.ensure_future(run_trial(tasks[0], session, backend, agent, Sampling(), 0, "g"))
+        await reached.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    runner.run(main())
+    assert session.closed and not backend._sandboxes
