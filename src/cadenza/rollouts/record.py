@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cadenza.core.errors import CorruptArtifact, RolloutFailure
+from cadenza.core.errors import CorruptArtifact, MissingArtifact, RolloutFailure
+from cadenza.core.files import disk_errors
 from cadenza.core.types import FORMAT_VERSION, Rollout, Segment, Verdict, to_plain
 
 _MAGIC = b"CDZR"
@@ -101,3 +104,34 @@ def _read_segment(plain: dict[str, Any], arrays: memoryview) -> Segment:
     if broken is not None:
         raise ValueError(broken)
     return segment
+
+
+_COUNT = struct.Struct("<I")
+
+
+def write_rollouts(path: Path, rollouts: Iterable[Rollout]) -> None:
+    """One file of many records, each preceded by its length (u32)."""
+    with disk_errors(path), path.open("wb") as file:
+        for rollout in rollouts:
+            data = to_bytes(rollout)
+            file.write(_COUNT.pack(len(data)))
+            file.write(data)
+
+
+def read_rollouts(path: Path) -> list[Rollout]:
+    """Reads what ``write_rollouts`` wrote. Raises MissingArtifact, or CorruptArtifact also for a torn end."""
+    if not path.is_file():
+        raise MissingArtifact(f"no rollouts at {path}", "run the stage that makes them")
+    data = path.read_bytes()
+    rollouts: list[Rollout] = []
+    at = 0
+    while at < len(data):
+        if at + _COUNT.size > len(data):
+            raise CorruptArtifact(f"{path} ends inside a record", _MEND)
+        (size,) = _COUNT.unpack_from(data, at)
+        at += _COUNT.size
+        if at + size > len(data):
+            raise CorruptArtifact(f"{path} ends inside a record", _MEND)
+        rollouts.append(from_bytes(data[at : at + size]))
+        at += size
+    return rollouts

@@ -237,7 +237,7 @@ def count_rises(d: Draw) -> Draft:
     k = d.number(1, 5)
     up = d.chance(0.6)
     name = d.name("count_rises jumps falls" if up else "count_drops falls dips", many)
-    count = d.pick("count", "found", "times")
+    count = d.pick("count", "found", "tally")
     gap = f"{many}[i] - {many}[i - 1]" if up else f"{many}[i - 1] - {many}[i]"
     body = [f"{count} = 0", f"for i in range(1, len({many})):", f"    if {gap} >= {k}:", f"        {count} += 1",
             f"return {count}"]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -37,7 +38,7 @@ class SplitConfig(StrictConfig):
     """What one split holds."""
 
     count: int = Field(gt=0)
-    families: tuple[str, ...]
+    families: tuple[str, ...] = ()  # none: all that a split of this name may use
     two_edit_share: float = Field(default=0.0, ge=0, le=1)
     unseen_share: float = Field(default=0.0, ge=0, le=1)  # of the bugs; 0 leaves unseen families at par with the others
     two_files: bool = False  # two edits always in two files; otherwise half of the two-edit tasks are
@@ -71,6 +72,21 @@ class GeneratorConfig(StrictConfig):
     created_at: str = "2026-01-01T00:00:00+00:00"  # fixed, so that the same config gives the same bytes
     unseen_families: tuple[str, ...] = UNSEEN_FAMILIES
     splits: dict[str, SplitConfig] = Field(default_factory=_splits)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_families(cls, values: Any) -> Any:
+        """Gives every split without families those its name allows."""
+        if not isinstance(values, dict) or not isinstance(values.get("splits"), dict):
+            return values
+        unseen = values.get("unseen_families", UNSEEN_FAMILIES)
+        filled = {}
+        for name, split in values["splits"].items():
+            if isinstance(split, dict) and not split.get("families"):
+                allowed = DEMO_FAMILIES if name == "demo" else ALL_FAMILIES
+                split = {**split, "families": tuple(f for f in allowed if name.startswith("heldout") or f not in unseen)}
+            filled[name] = split
+        return {**values, "splits": filled}
 
     @model_validator(mode="after")
     def _check(self) -> GeneratorConfig:

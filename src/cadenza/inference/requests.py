@@ -1,0 +1,51 @@
+"""What clients and engine say to each other. Importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cadenza.core.config import StrictConfig
+
+
+class EngineConfig(StrictConfig):
+    """``dtype``: bfloat16, float32, or auto (bfloat16 where the CPU has instructions for it)."""
+
+    slots: int = 96  # sessions alive at once
+    max_context: int = 1024  # tokens per session
+    prefill_tokens: int = 2048  # most padded tokens fed in one step, so that decoding never starves
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    threads: int = 1
+
+
+class Sampling(StrictConfig):
+    """``temperature`` 0 is greedy. ``stop_ids``: sampling ends after any of them. No top-p or top-k: they would make
+    the recorded log-probabilities those of a truncated distribution."""
+
+    temperature: float = 1.0
+    max_tokens: int = 96
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One turn of a session: append ``new_ids`` to its canonical prefix, then sample. No new ids: go on sampling."""
+
+    session: str
+    new_ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was sampled. ``finish``: stop | length (max_tokens) | context (the session is full).
+
+    ``version``: policy version that produced each token; a swap in mid-request shows as a change inside it.
+    """
+
+    session: str
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish: str

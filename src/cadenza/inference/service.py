@@ -1,0 +1,118 @@
+"""The inference service: an engine stepped by one thread, spoken to in batches.
+
+Clients trade in one call: hand over new requests and closed sessions, take what has finished since. One such
+call is in flight per client, so that a hundred rollouts cost one message every few milliseconds and not one each.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cadenza.core.errors import ServiceDied
+from cadenza.inference.engine import Engine
+from cadenza.inference.requests import Completion, EngineConfig, Request
+from cadenza.model.hf import load_model
+
+
+class EngineService:
+    """Owns the engine and its thread; ``stop`` ends both. Methods may be called from any thread.
+
+    Args:
+        model_directory: a Hugging Face directory, see ``cadenza.model.hf``.
+        version: policy version of those weights.
+    """
+
+    def __init__(self, model_directory: str, config: EngineConfig, version: int = 0, digest: str = "") -> None:
+        torch.set_num_threads(config.threads)
+        self._engine = Engine(load_model(Path(model_directory)), version, digest, config)
+        self._lock = threading.Condition()
+        self._owner: dict[str, str] = {}  # session -> client
+        self._outbox: dict[str, list[Completion]] = defaultdict(list)
+        self._inbox: list[tuple[str, Request]] = []
+        self._closed: list[str] = []
+        self._failure: str | None = None
+        self._stopping = False
+        self._started = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def exchange(
+        self, client: str, requests: list[Request], closed: list[str], wait_s: float
+    ) -> list[Completion]:
+        """Takes requests and closed sessions; returns the client's finished requests, waiting up to ``wait_s``
+        for the first. Raises ServiceDied once the engine's thread has failed."""
+        with self._lock:
+            self._inbox += [(client, r) for r in requests]
+            self._closed += closed
+            self._lock.notify_all()
+            self._lock.wait_for(lambda: self._outbox[client] or self._failure or self._stopping, wait_s)
+            if self._failure:
+                raise ServiceDied(f"the inference engine failed: {self._failure}", "see the run's log")
+            done, self._outbox[client] = self._outbox[client], []
+            return done
+
+    def load(self, state: dict[str, Tensor], version: int, digest: str) -> None:
+        """New weights, swapped in between two decode steps while requests stay alive."""
+        with self._lock:
+            self._engine.load(state, version, digest)
+            self._lock.notify_all()
+
+    def set_threads(self, threads: int) -> None:
+        """Cores for the engine's products from now on (a synchronous run gives them all to one side at a time)."""
+        torch.set_num_threads(threads)
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, with ``wall_s`` and ``version``."""
+        with self._lock:
+            e = self._engine
+            return {**e.counters, "wall_s": time.monotonic() - self._started, "version": float(e.version)}
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopping = True
+            self._lock.notify_all()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    # Weights are swapped at once even when nothing is running, so that the version is never behind.
+                    self._lock.wait_for(
+                        lambda: (
+                            self._stopping
+                            or self._inbox
+                            or self._closed
+                            or self._engine.pending is not None
+                            or not self._engine.idle
+                        )
+                    )
+                    if self._stopping:
+                        return
+                    self._take()
+                done = self._engine.step()
+                if done:
+                    with self._lock:
+                        for completion in done:
+                            self._outbox[self._owner[completion.session]].append(completion)
+                        self._lock.notify_all()
+        except BaseException as error:
+            with self._lock:
+                self._failure = f"{type(error).__name__}: {error}"
+                self._lock.notify_all()
+
+    def _take(self) -> None:
+        for name in self._closed:
+            self._engine.close(name)
+            self._owner.pop(name, None)
+        self._closed = []
+        for client, request in self._inbox:
+            self._owner[request.session] = client
+            self._engine.submit(request)
+        self._inbox = []

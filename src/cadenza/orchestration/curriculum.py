@@ -1,0 +1,72 @@
+"""Which prompt next: each at most once, more often from where the policy sometimes succeeds.
+
+Tasks fall into strata (bug family, number of edits, ambiguity). A group's signal is the spread of its rewards, so a
+stratum is drawn in proportion to the standard deviation of its recent pass rate, with a floor that keeps every
+stratum visited. Composer 2 upsamples harder prompts by simple heuristics (section 4.1); this is one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+
+from cadenza.core.config import StrictConfig
+from cadenza.core.types import Task
+
+
+class CurriculumConfig(StrictConfig):
+    """``adaptive`` off draws uniformly. ``memory``: weight of the past in the running pass rate (0..1)."""
+
+    adaptive: bool = True
+    floor: float = 0.15
+    memory: float = 0.9
+
+
+def stratum_of(task: Task) -> str:
+    """Bug families and number of edits; ambiguity is left to chance."""
+    families = task.metadata.get("families") or [task.metadata.get("family", "?")]
+    return "+".join(sorted(str(f) for f in families))
+
+
+class Curriculum:
+    """Draws prompts without replacement. All state is in ``rates`` and in what was drawn, so it can be resumed."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int, config: CurriculumConfig) -> None:
+        self.config = config
+        self.rng = random.Random(f"{seed}/curriculum")
+        self.rates: dict[str, float] = {}
+        self._queues: dict[str, list[Task]] = defaultdict(list)
+        shuffled = sorted(tasks, key=lambda t: t.id)
+        self.rng.shuffle(shuffled)
+        for task in shuffled:
+            self._queues[stratum_of(task)].append(task)
+
+    @property
+    def left(self) -> int:
+        return sum(len(q) for q in self._queues.values())
+
+    def forget(self, task_ids: set[str]) -> None:
+        """Removes prompts that a ledger says were planned already."""
+        for queue in self._queues.values():
+            queue[:] = [t for t in queue if t.id not in task_ids]
+
+    def draw(self) -> Task | None:
+        """The next prompt, or None when none is left."""
+        strata = [s for s in sorted(self._queues) if self._queues[s]]
+        if not strata:
+            return None
+        weights = [self._weight(s) * (len(self._queues[s]) ** 0.5) for s in strata]
+        return self._queues[self.rng.choices(strata, weights)[0]].pop()
+
+    def observe(self, task: Task, pass_rate: float) -> None:
+        """Updates the running pass rate of the task's stratum with its group's."""
+        stratum = stratum_of(task)
+        old = self.rates.get(stratum, pass_rate)
+        self.rates[stratum] = self.config.memory * old + (1 - self.config.memory) * pass_rate
+
+    def _weight(self, stratum: str) -> float:
+        if not self.config.adaptive:
+            return 1.0
+        p = self.rates.get(stratum, 0.5)
+        return max(self.config.floor, (p * (1 - p)) ** 0.5)

@@ -1,0 +1,200 @@
+"""Where services run: in this process, or as Ray actors. The only place that knows the difference.
+
+A service is a plain class whose methods are ordinary functions. ``spawn`` makes one and gives a ``Remote``; a call
+returns a ``concurrent.futures.Future`` either way. Calls of one service may overlap (``concurrency`` threads).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+from abc import ABC, abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from cadenza.core.errors import ResourceExhausted, ServiceDied
+
+MALLOC = {
+    # Keeps freed tensors in the process. Returning them to the system costs a fault per page at the next step:
+    # a fifth of a training step on the demo's model.
+    "MALLOC_MMAP_THRESHOLD_": "4000000000",
+    "MALLOC_TRIM_THRESHOLD_": "8000000000",
+}
+
+
+class Remote(ABC):
+    """A service somewhere."""
+
+    @abstractmethod
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """Starts a call. The future fails with the method's own error, or ServiceDied when the service is gone."""
+
+    async def ask(self, method: str, *args: Any, deadline_s: float) -> Any:
+        """Awaits a call. Raises TimeoutError past the deadline."""
+        async with asyncio.timeout(deadline_s):
+            return await asyncio.wrap_future(self.call(method, *args))
+
+
+class Placement(ABC):
+    """Makes services and ends them; use as a context manager, which kills what it spawned."""
+
+    @abstractmethod
+    def spawn(self, name: str, service: type, *args: Any, threads: int = 1, concurrency: int = 4) -> Remote:
+        """Constructs ``service(*args)`` somewhere with ``threads`` cores for its products."""
+
+    @abstractmethod
+    def put(self, value: Any) -> Any:
+        """Shares a large value: what it returns may be passed as an argument of any call."""
+
+    @abstractmethod
+    def kill(self, remote: Remote) -> None:
+        """Ends a service at once; idempotent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kills every service."""
+
+    def __enter__(self) -> Placement:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Local(Remote):
+    def __init__(self, name: str, service: Any, concurrency: int) -> None:
+        self.name, self.service = name, service
+        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix=name)
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        try:
+            return self._pool.submit(getattr(self.service, method), *args)
+        except RuntimeError as error:  # the pool was shut down
+            raise ServiceDied(f"service {self.name} has ended", "run the same command again") from error
+
+    def end(self) -> None:
+        stop = getattr(self.service, "stop", None)
+        if stop is not None:
+            stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class InProcess(Placement):
+    """Services as objects of this process, for tests and debugging. Never imports Ray."""
+
+    def __init__(self) -> None:
+        self._services: list[_Local] = []
+
+    def spawn(self, name: str, service: type, *args: Any, threads: int = 1, concurrency: int = 4) -> Remote:
+        remote = _Local(name, service(*args), concurrency)
+        self._services.append(remote)
+        return remote
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def kill(self, remote: Remote) -> None:
+        if remote in self._services:
+            self._services.remove(remote)  # type: ignore[arg-type]
+            remote.end()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        for remote in list(self._services):
+            self.kill(remote)
+
+
+class _Actor(Remote):
+    def __init__(self, name: str, handle: Any) -> None:
+        self.name, self.handle = name, handle
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        out: Future[Any] = Future()
+
+        def settle(inner: Future[Any]) -> None:
+            if out.cancelled():
+                return
+            error = inner.exception()
+            with contextlib.suppress(Exception):
+                out.set_exception(self._plain(error)) if error is not None else out.set_result(inner.result())
+
+        getattr(self.handle, method).remote(*args).future().add_done_callback(settle)
+        return out
+
+    def _plain(self, error: BaseException) -> BaseException:
+        """The service's own error rather than Ray's wrapping of it."""
+        from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+
+        if isinstance(error, RayTaskError) and isinstance(getattr(error, "cause", None), BaseException):
+            return error.cause
+        if isinstance(error, OutOfMemoryError):
+            return ResourceExhausted(
+                f"service {self.name} ran out of memory", "close other programs or make its batch smaller"
+            )
+        if isinstance(error, RayActorError):
+            return ServiceDied(f"service {self.name} died", "run the same command again to go on")
+        return error
+
+
+class RayPlacement(Placement):
+    """Services as Ray actors, on this machine or on the cluster that ``address`` names.
+
+    Args:
+        address: None starts a private local Ray; otherwise for example ``ray://head:10001`` or ``auto``.
+        memory_bytes: object store size of a private Ray.
+    """
+
+    def __init__(self, address: str | None = None, memory_bytes: int = 300_000_000) -> None:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        self._ray = ray
+        self._actors: list[_Actor] = []
+        self._names = itertools.count()
+        local = {} if address else {"object_store_memory": memory_bytes, "include_dashboard": False}
+        ray.init(
+            address=address,
+            ignore_reinit_error=True,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            **local,  # type: ignore[arg-type]
+        )
+        self._owns_ray = address is None
+
+    def spawn(self, name: str, service: type, *args: Any, threads: int = 1, concurrency: int = 4) -> Remote:
+        env = {"OMP_NUM_THREADS": str(threads), **MALLOC}
+        options = {
+            "num_cpus": 0,  # the recipe decides how cores are shared, and it may give two services one core
+            "max_concurrency": concurrency,
+            "runtime_env": {"env_vars": env},
+            "max_restarts": 0,
+        }
+        actor = self._ray.remote(service).options(**options).remote(*args)
+        remote = _Actor(name, actor)
+        self._actors.append(remote)
+        return remote
+
+    def put(self, value: Any) -> Any:
+        return self._ray.put(value)
+
+    def kill(self, remote: Remote) -> None:
+        if remote in self._actors:
+            self._actors.remove(remote)  # type: ignore[arg-type]
+            with contextlib.suppress(Exception):
+                self._ray.get(remote.handle.stop.remote(), timeout=5)  # type: ignore[attr-defined]
+            self._ray.kill(remote.handle)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        for remote in list(self._actors):
+            self.kill(remote)
+        if self._owns_ray:
+            self._ray.shutdown()
+
+
+def make_placement(kind: str, address: str | None = None) -> Placement:
+    """``in_process`` or ``ray``."""
+    return InProcess() if kind == "in_process" else RayPlacement(address)

@@ -1,0 +1,105 @@
+"""Stages that give the base model: ``PretrainBase`` trains one, ``ShippedBase`` takes the one in the package."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from importlib import resources
+from pathlib import Path
+
+from cadenza.core.config import StrictConfig
+from cadenza.core.errors import MissingArtifact
+from cadenza.model.config import ModelConfig
+from cadenza.pipelines.stages import Figures, Stage, StageContext
+from cadenza.training.config import MixtureConfig, OptimizerConfig
+
+
+class ShippedBaseConfig(StrictConfig):
+    """``directory``: a model directory to start from; empty takes the package's own."""
+
+    directory: str = ""
+
+
+class ShippedBase(Stage[ShippedBaseConfig]):
+    """Artifact: a copy of the base model directory, so that the run holds all it needs."""
+
+    Config = ShippedBaseConfig
+
+    def run(self, context: StageContext) -> Figures:
+        source = Path(self.config.directory) if self.config.directory else shipped_base()
+        if not (source / "model.safetensors").is_file():
+            raise MissingArtifact(
+                f"no base model in {source}", "run `cadenza train demo-base` and set base.directory to its output"
+            )
+        for file in source.iterdir():
+            if file.is_file():
+                shutil.copy2(file, context.out / file.name)
+        return {"shipped": not self.config.directory}
+
+
+def shipped_base() -> Path:
+    """Where the package keeps the pretrained demo base."""
+    return Path(str(resources.files("cadenza") / "assets" / "demo-base"))
+
+
+class PretrainBaseConfig(StrictConfig):
+    """Pretraining of the demo base from nothing. ``source_tokens``: Python source read at most."""
+
+    model: ModelConfig = ModelConfig()
+    vocab_size: int = 1024
+    steps: int = 3000
+    source_tokens: int = 3_000_000
+    source_documents: int = 1200
+    tokenizer_source_documents: int = 400
+    tokenizer_generated_documents: int = 6000
+    tokens_per_microbatch: int = 4096
+    threads: int = 2
+    evaluate_every: int = 200
+    mixture: MixtureConfig = MixtureConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+
+class PretrainBase(Stage[PretrainBaseConfig]):
+    """Artifact: a Hugging Face directory in bf16 with its tokenizer."""
+
+    Config = PretrainBaseConfig
+    resumable = True
+
+    def run(self, context: StageContext) -> Figures:
+        import torch
+
+        from cadenza.model.transformer import PolicyModel
+        from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
+        from cadenza.tokens.tokenizer import Tokenizer
+        from cadenza.training.corpus import python_documents, source_directories, token_stream
+        from cadenza.training.lm import mean_nll, microbatches
+        from cadenza.training.pretraining import mixture, tokenizer_texts
+
+        config, seed = self.config, context.seed_for("base")
+        found = python_documents(source_directories(), held_out=False)
+        documents = list(itertools.islice(found, config.source_documents))
+        texts = tokenizer_texts(
+            documents[: config.tokenizer_source_documents], seed, config.tokenizer_generated_documents
+        )
+        tokenizer = Tokenizer.train(texts, config.vocab_size)
+        source = token_stream(documents, tokenizer, config.source_tokens)
+        mix = config.mixture
+        # Seeds of the evaluation batch lie beyond any training step's.
+        held_mix = mix.model_copy(update={"tokens_per_step": 16_000, "source_share": 0.0})
+        held = microbatches(mixture(10**7, seed, source, tokenizer, held_mix), config.tokens_per_microbatch)
+        model = PolicyModel(config.model.model_copy(update={"vocab_size": tokenizer.vocab_size}))
+        model.initialize(seed)
+
+        def batches(step: int):
+            rows = mixture(step, seed, source, tokenizer, mix)
+            return microbatches(rows, config.tokens_per_microbatch)
+
+        optimizer = config.optimizer
+        run = LMRun(context, model, optimizer, batches, config.steps, threads=config.threads)
+        seconds = run.run(config.evaluate_every, lambda _: {"held_out_nll": mean_nll(model, held, use_bf16())})
+        save_with_tokenizer(model, tokenizer, context.out, torch.bfloat16)
+        return {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "held_out_nll": mean_nll(model, held, use_bf16()),
+            "seconds": seconds,
+        }

@@ -1,0 +1,70 @@
+"""Stage ``demonstrations``: the scripted expert works in real sandboxes; what it solved is kept as rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from cadenza.core.config import StrictConfig
+from cadenza.core.errors import CorruptArtifact
+from cadenza.core.types import Rollout
+from cadenza.harness import Agent, Limits, demo_tools
+from cadenza.pipelines.stages import Figures, Stage, StageContext
+from cadenza.rollouts import ExpertConfig, ScriptedExpert, Trial, run_trial, run_trials
+from cadenza.rollouts.record import write_rollouts
+from cadenza.sandbox.local import LocalBackend
+from cadenza.tasks.directory import load_tasks
+from cadenza.tokens import CompactRenderer, Sampling, Tokenizer
+
+
+class DemonstrationsConfig(StrictConfig):
+    """``split`` names the tasks shown; ``count`` of them, 0 for all."""
+
+    split: str = "demo"
+    count: int = 0
+    concurrency: int = 6
+    agent: Limits = Limits()
+    expert: ExpertConfig = ExpertConfig()
+
+
+class Demonstrations(Stage[DemonstrationsConfig]):
+    """Artifact: ``demonstrations.cdzr``, only runs whose graded patch passes every test."""
+
+    Config = DemonstrationsConfig
+    inputs = ("tasks", "tokenizer")
+
+    def run(self, context: StageContext) -> Figures:
+        config = self.config
+        tasks = load_tasks(context.input("tasks") / config.split)
+        tasks = tasks[: config.count] if config.count else tasks
+        renderer = CompactRenderer(Tokenizer.load(context.input("tokenizer")))
+        trials = [Trial(task, context.seed_for(task.id), task.id) for task in tasks]
+        rollouts = asyncio.run(self._collect(context, renderer, trials))
+        solved = [r for r in rollouts if r.verdict.score == 1.0]
+        if not solved:
+            raise CorruptArtifact(
+                "the expert solved no task", "this is a defect; report it with the recipe and the log"
+            )
+        write_rollouts(context.out / "demonstrations.cdzr", solved)
+        return {
+            "demonstrations": len(solved),
+            "solved_share": len(solved) / len(rollouts),
+            "mean_tokens": sum(len(r.segments[0].ids_T) for r in solved) / len(solved),
+        }
+
+    async def _collect(
+        self, context: StageContext, renderer: CompactRenderer, trials: Sequence[Trial]
+    ) -> list[Rollout]:
+        agent = Agent(renderer, demo_tools(), self.config.agent)
+        async with LocalBackend() as backend:
+
+            async def one(trial: Trial) -> Rollout:
+                expert = ScriptedExpert.for_task(trial.task, renderer, trial.seed, self.config.expert)
+                return await run_trial(
+                    trial.task, expert, backend, agent, Sampling(), trial.seed, trial.group_id
+                )
+
+            with context.progress.bar("demonstrations", len(trials)) as bar:
+                return await run_trials(
+                    trials, one, concurrency=self.config.concurrency, on_done=lambda *_: bar.advance()
+                )

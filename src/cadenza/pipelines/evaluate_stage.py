@@ -1,0 +1,160 @@
+"""Stage ``evaluate``: policies on held-out tasks, paired, each at its own best validation temperature."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from cadenza.core.config import StrictConfig
+from cadenza.core.types import Policy, Rollout, Task
+from cadenza.evaluation.evaluate import choose_temperature, evaluate, harness_digest
+from cadenza.evaluation.report_inputs import append_lines, trajectory_of
+from cadenza.evaluation.result import EvalResult
+from cadenza.evaluation.suite import EvalLimits
+from cadenza.harness import Agent, demo_tools
+from cadenza.orchestration.placement import Placement
+from cadenza.orchestration.pool import RolloutPool
+from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
+from cadenza.pipelines.stages import Figures, Stage, StageContext
+from cadenza.rollouts.trial import prompt_of
+from cadenza.tasks.directory import load_tasks
+from cadenza.tokens import CompactRenderer, Tokenizer
+
+
+class SuiteTable(StrictConfig):
+    """One list of tasks: ``tasks`` of a split (0: all), ``samples`` at the chosen temperature, ``greedy`` once more."""
+
+    split: str = "heldout"
+    tasks: int = 0
+    samples: int = 8
+    greedy: bool = True
+
+
+class EvaluateConfig(StrictConfig):
+    """``temperatures`` are tried on ``validation_tasks`` of the validation split, never on held-out ones; with one
+    temperature nothing is tried. ``trajectories``: readable rollouts kept a policy."""
+
+    suites: tuple[SuiteTable, ...] = (SuiteTable(),)
+    temperatures: tuple[float, ...] = (0.5, 0.8, 1.0)
+    validation_split: str = "val"
+    validation_tasks: int = 64
+    validation_samples: int = 4
+    trajectories: int = 24
+    limits: EvalLimits = EvalLimits()
+    services: ServicesConfig = ServicesConfig()
+
+
+class Evaluate(Stage[EvaluateConfig]):
+    """Artifact: ``evaluations/*.json``, ``trajectories.jsonl``. Every role but ``tasks`` is a policy of that name."""
+
+    Config = EvaluateConfig
+    inputs = ("tasks",)
+    open_inputs = True
+    resumable = True
+
+    def run(self, context: StageContext) -> Figures:
+        figures: Figures = {}
+        with placement_of(self.config.services) as placement:
+            for name in context.artifacts:
+                if name != "tasks":
+                    figures |= asyncio.run(self._policy(context, placement, name))
+        return figures
+
+    async def _policy(self, context: StageContext, placement: Placement, name: str) -> Figures:
+        """All suites of one policy; results that an interrupted attempt left are kept."""
+        config, folder = self.config, context.out / "evaluations"
+        folder.mkdir(exist_ok=True)
+        model = context.input(name)
+        runner = _Runner(self.config, context, placement, name, model)
+        figures: Figures = {}
+        try:
+            temperature = await runner.temperature()
+            figures[f"{name}_temperature"] = temperature
+            for suite in config.suites:
+                found = load_tasks(context.input("tasks") / suite.split)
+                tasks = found[: suite.tasks] if suite.tasks else found
+                plans = [(f"{suite.split}", suite.samples, temperature)]
+                if suite.greedy:
+                    plans.append((f"{suite.split}-greedy", 1, 0.0))
+                for label, samples, at in plans:
+                    path = folder / f"{name}-{label}.json"
+                    if path.is_file():
+                        result = EvalResult.load(path)
+                    else:
+                        result = await runner.evaluate(tasks, label, samples, at)
+                        result.save(path)
+                    solved = [r.solved for r in result.records if r.solved is not None]
+                    figures[f"{name}_{label}_pass1"] = sum(solved) / max(1, len(solved))
+        finally:
+            await runner.aclose()
+        return figures
+
+
+class _Runner:
+    """One policy's engine and environments; started when the first result is not there yet."""
+
+    def __init__(
+        self, config: EvaluateConfig, context: StageContext, placement: Placement, name: str, model: Path
+    ) -> None:
+        self.config, self.context, self.placement = config, context, placement
+        self.name, self.model = name, model
+        self.agent = Agent(
+            CompactRenderer(Tokenizer.load(model)), demo_tools(), config.services.environment.agent
+        )
+        self.pool: RolloutPool | None = None
+        self.services: list = []
+        self.kept = 0
+
+    async def _start(self) -> RolloutPool:
+        if self.pool is None:
+            engine = spawn_engine(self.placement, self.config.services, self.model, 0, "")
+            environment = spawn_environment(self.placement, self.config.services, engine, self.model)
+            self.services = [environment, engine]
+            self.pool = await RolloutPool(environment).__aenter__()
+        return self.pool
+
+    async def aclose(self) -> None:
+        if self.pool is not None:
+            await self.pool.__aexit__()
+        for service in self.services:
+            self.placement.kill(service)
+
+    async def temperature(self) -> float:
+        """The best of the grid on validation tasks; remembered beside the results."""
+        if len(self.config.temperatures) == 1:
+            return self.config.temperatures[0]
+        path = self.context.out / f"temperature-{self.name}.txt"
+        if path.is_file():
+            return float(path.read_text())
+        tasks = load_tasks(self.context.input("tasks") / self.config.validation_split)
+        tasks = tasks[: self.config.validation_tasks]
+
+        async def run(chosen: Sequence[Task], temperature: float) -> EvalResult:
+            label = f"val t={temperature}"
+            return await self.evaluate(chosen, label, self.config.validation_samples, temperature)
+
+        choice = await choose_temperature(run, tasks, self.config.temperatures)
+        self.context.telemetry.log("temperature", policy=self.name, table=choice.pass_at_1)
+        path.write_text(str(choice.temperature))
+        return choice.temperature
+
+    async def evaluate(self, tasks: Sequence[Task], label: str, samples: int, temperature: float) -> EvalResult:
+        pool = await self._start()
+        with self.context.progress.bar(f"{self.name} on {label}", len(tasks) * samples) as bar:
+
+            async def trial(task: Task, sample: int, seed: int) -> Rollout:
+                return await pool.trial(task, sample, seed, temperature)
+
+            def on_rollout(task: Task, sample: int, rollout: Rollout) -> None:
+                bar.advance()
+                if sample == 0 and not label.startswith("val") and self.kept < self.config.trajectories:
+                    self.kept += 1
+                    readable = trajectory_of(task, prompt_of(task), self.name, sample, rollout)
+                    append_lines(self.context.out / "trajectories.jsonl", [readable])
+
+            return await evaluate(
+                trial, tasks, policy=Policy(self.name, 0, None, ""), suite=label,
+                harness_digest=harness_digest(self.agent), samples=samples, temperature=temperature,
+                seed=self.context.seed, limits=self.config.limits, on_rollout=on_rollout,
+            )  # fmt: skip

@@ -1,0 +1,128 @@
+"""The stage side of next-token training: resume, evaluation points, curves, the saved model."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from cadenza.core.errors import CorruptArtifact
+from cadenza.evaluation.report_inputs import MetricWriter
+from cadenza.model.hf import save_model
+from cadenza.model.transformer import PolicyModel
+from cadenza.pipelines.stages import StageContext
+from cadenza.tokens.tokenizer import Tokenizer
+from cadenza.training.config import OptimizerConfig
+from cadenza.training.lm import LoopState, Rows, train
+from cadenza.training.optimizers import Optimizers
+
+STATE = "state.pt"
+
+
+def use_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware; elsewhere it is several times slower than fp32."""
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def save_with_tokenizer(
+    model: PolicyModel, tokenizer: Tokenizer, directory: Path, dtype: torch.dtype | None = None
+) -> None:
+    """A Hugging Face directory that `cadenza eval` and `cadenza agent` can be pointed at."""
+    bos, end = tokenizer.id("<|bos|>"), tokenizer.id("<|end|>")
+    tokenizer.save(directory)
+    save_model(model, directory, bos_token_id=bos, eos_token_id=end, dtype=dtype)
+
+
+class LMRun:
+    """Trains ``model`` for a stage. Interrupted and started again it continues at the last saved step."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        model: PolicyModel,
+        optimizer: OptimizerConfig,
+        batches: Callable[[int], list[Rows]],
+        steps: int,
+        *,
+        threads: int,
+        save_every_s: float = 20.0,
+    ) -> None:
+        torch.set_num_threads(threads)
+        self.context, self.model, self.config = context, model, optimizer
+        self.batches, self.steps, self.save_every_s = batches, steps, save_every_s
+        self.optimizers = Optimizers(
+            model, optimizer.adam_lr, optimizer.muon_lr, optimizer.weight_decay
+        )
+        self.state = LoopState()
+        self.bf16 = use_bf16()
+        self.elapsed_before = 0.0
+        self.tokens = 0.0
+        if context.resumed and (context.out / STATE).is_file():
+            self._restore()
+
+    def run(
+        self,
+        evaluate_every: int,
+        evaluate: Callable[[int], dict[str, float]],
+        should_stop: Callable[[], bool] = lambda: False,
+        max_seconds: float = float("inf"),
+    ) -> float:
+        """Runs to the end; ``evaluate(step)`` is logged every so many steps and at the end. Returns seconds used
+        in all. ``should_stop`` is asked after each evaluation."""
+        started = saved = time.monotonic()
+        name = self.context.name
+        left = max_seconds - self.elapsed_before
+        with (
+            MetricWriter(self.context.out, name) as metrics,
+            self.context.progress.bar(name, self.steps) as bar,
+        ):
+            bar.set(self.state.step)
+
+            def on_step(step: int, values: dict[str, float]) -> None:
+                self.tokens += values["tokens"]
+                if step % 5 == 0 or step == self.steps:
+                    metrics.write(self.elapsed_before + time.monotonic() - started, step, **values)
+                bar.set(step, nll=round(values["nll"], 3))
+
+            for step in train(
+                self.model, self.optimizers, self.config, self.batches, self.steps, self.state,
+                bf16=self.bf16, on_step=on_step, deadline_s=left,
+            ):  # fmt: skip
+                now = time.monotonic()
+                last = step == self.steps or now - started >= left
+                if step % evaluate_every == 0 or last:
+                    metrics.write(self.elapsed_before + now - started, step, **evaluate(step))
+                    if should_stop():
+                        break
+                if now - saved > self.save_every_s:
+                    self._save(now - started)
+                    saved = now
+        (self.context.out / STATE).unlink(missing_ok=True)
+        return self.elapsed_before + time.monotonic() - started
+
+    def _save(self, elapsed: float) -> None:
+        state = {
+            "step": self.state.step,
+            "elapsed": self.elapsed_before + elapsed,
+            "model": self.model.state_dict(),
+            "optimizers": self.optimizers.state_dict(),
+        }
+        partial = self.context.out / (STATE + ".partial")
+        torch.save(state, partial)
+        os.replace(partial, self.context.out / STATE)
+
+    def _restore(self) -> None:
+        path = self.context.out / STATE
+        try:
+            state = torch.load(path, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            self.optimizers.load_state_dict(state["optimizers"])
+        except Exception as error:  # torch.load raises many kinds; all mean the same here
+            raise CorruptArtifact(
+                f"{path} cannot be read ({type(error).__name__})",
+                f"add --restart-from {self.context.name} to train it again",
+            ) from error
+        self.state.step, self.elapsed_before = state["step"], state["elapsed"]

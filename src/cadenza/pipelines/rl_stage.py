@@ -1,0 +1,95 @@
+"""Stage ``rl``: asynchronous reinforcement learning from a policy on the training split."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from cadenza.core.types import Rollout, Task
+from cadenza.evaluation.report_inputs import MetricWriter, Span, append_lines
+from cadenza.orchestration.rl_run import RLRun, RunConfig, Services
+from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
+from cadenza.pipelines.stages import Figures, Stage, StageContext
+from cadenza.rollouts.record import to_bytes
+from cadenza.tasks.directory import load_tasks
+
+
+class RLConfig(RunConfig):
+    """The run's keys and the services'. ``keep_rollouts``: every so many of them is kept readable for inspection."""
+
+    split: str = "train"
+    trainer_threads: int = 1
+    keep_rollouts: int = 0
+    services: ServicesConfig = ServicesConfig()
+
+
+class RL(Stage[RLConfig]):
+    """Artifact: a model directory (fp32). Input ``model``: the policy it starts from; ``tasks``: the task set."""
+
+    Config = RLConfig
+    inputs = ("model", "tasks")
+    resumable = True
+
+    def run(self, context: StageContext) -> Figures:
+        from cadenza.inference.engine import torch_dtype
+        from cadenza.pipelines.lm_loop import use_bf16
+        from cadenza.tokens.tokenizer import Tokenizer
+        from cadenza.training.trainer import TrainerService
+
+        config = self.config
+        tasks = load_tasks(context.input("tasks") / config.split)
+        model = context.input("model")
+        tokenizer = Tokenizer.load(model)
+        dtype = str(torch_dtype(config.services.engine.dtype)).removeprefix("torch.")
+        names = RunConfig.model_fields
+        run_config = RunConfig.model_validate({k: v for k, v in config.model_dump().items() if k in names})
+        kept = 0
+
+        def on_rollout(_task: Task, rollout: Rollout) -> None:
+            nonlocal kept
+            kept += 1
+            if config.keep_rollouts and kept % config.keep_rollouts == 0:
+                path = context.out / "rollouts" / f"{kept:06}.cdzr"
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(to_bytes(rollout))
+
+        started = time.monotonic()
+        with placement_of(config.services) as placement:
+            engine = spawn_engine(placement, config.services, model, 0, "")
+            trainer = placement.spawn(
+                "trainer", TrainerService, str(model), run_config.step, config.trainer_threads, use_bf16(),
+                threads=config.trainer_threads,
+            )  # fmt: skip
+            environment = spawn_environment(placement, config.services, engine, model)
+            with (
+                MetricWriter(context.out, context.name) as metrics,
+                context.progress.bar(context.name, config.max_seconds) as bar,
+            ):
+
+                def on_step(step: int, row: dict[str, Any]) -> None:
+                    metrics.write(row["elapsed_s"], step, **row)
+                    end = time.monotonic() - started
+                    spans = [Span(lane="trainer", start=end - row["step_s"], end=end, label=f"step {step}")]
+                    append_lines(context.out / "timeline.jsonl", spans)
+                    bar.set(min(row["elapsed_s"], config.max_seconds), step=step, solved=round(row["solved"], 2))
+
+                rl = RLRun(
+                    Services(trainer, engine, environment, dtype), tasks, run_config, context.seed_for("rl"),
+                    context.database, context.rl_run, context.out / "checkpoint",
+                    on_step=on_step, on_rollout=on_rollout,
+                )  # fmt: skip
+                result = rl.run()
+            tokenizer.save(context.out)
+            trainer.call(
+                "export", str(context.out), tokenizer.id("<|bos|>"), tokenizer.id("<|end|>")
+            ).result(timeout=60)
+        (context.out / "checkpoint" / "trainer.pt").unlink(missing_ok=True)
+        ledger = context.database.ledger(context.rl_run)
+        return {
+            "steps": result.steps,
+            "stopped": result.stopped,
+            "seconds": result.wall_s,
+            "prompts_planned": len(ledger),
+            "prompts_trained": sum(e.status == "trained" for e in ledger),
+            **{f"{k}_busy": v for k, v in result.busy.items()},
+        }

@@ -1,0 +1,41 @@
+"""Spawning the services of a stage: one engine, one environment service, and for RL a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cadenza.core.config import StrictConfig
+from cadenza.inference.requests import EngineConfig
+from cadenza.orchestration.environment import EnvironmentConfig, EnvironmentService
+from cadenza.orchestration.placement import Placement, Remote, make_placement
+
+
+class ServicesConfig(StrictConfig):
+    """``placement``: ray (one actor a service) or in_process. ``ray_address``: empty for a private local Ray."""
+
+    placement: str = "ray"
+    ray_address: str = ""
+    engine: EngineConfig = EngineConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+
+
+@contextmanager
+def placement_of(config: ServicesConfig) -> Iterator[Placement]:
+    with make_placement(config.placement, config.ray_address or None) as placement:
+        yield placement
+
+
+def spawn_engine(placement: Placement, config: ServicesConfig, model: Path, version: int, digest: str) -> Remote:
+    """An engine serving the model directory."""
+    from cadenza.inference.service import EngineService
+
+    return placement.spawn(
+        "engine", EngineService, str(model), config.engine, version, digest, threads=config.engine.threads
+    )
+
+
+def spawn_environment(placement: Placement, config: ServicesConfig, engine: Remote, tokenizer: Path) -> Remote:
+    """Environments that sample from ``engine``."""
+    return placement.spawn("environment", EnvironmentService, engine, str(tokenizer), config.environment)

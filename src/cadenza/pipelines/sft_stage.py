@@ -1,0 +1,92 @@
+"""Stage ``sft``: supervised fine-tuning on the demonstrations, to a plateau; the best checkpoint is kept."""
+
+from __future__ import annotations
+
+import copy
+
+from cadenza.core.config import StrictConfig
+from cadenza.pipelines.stages import Figures, Stage, StageContext
+from cadenza.rollouts.record import read_rollouts
+from cadenza.training.config import OptimizerConfig, SftDataConfig
+
+
+class SftConfig(StrictConfig):
+    """Trains for ``epochs`` or until the validation loss of the expert's tokens is flat for ``patience`` evaluations
+    (0: never stop early), at most ``max_seconds``. With ``keep_best`` the weights of the best evaluation are kept."""
+
+    epochs: float = 8.0
+    max_seconds: float = 1e9
+    tokens_per_step: int = 4096
+    tokens_per_microbatch: int = 4096
+    threads: int = 2
+    evaluations_per_epoch: int = 2
+    patience: int = 4
+    tolerance: float = 0.01
+    keep_best: bool = True
+    data: SftDataConfig = SftDataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(
+        adam_lr=1.5e-3, muon_lr=0.006, warmup_steps=10, decay_share=0.6, final_lr_scale=0.1
+    )
+
+
+class Sft(Stage[SftConfig]):
+    """Artifact: a model directory. Input ``model`` is the policy it starts from."""
+
+    Config = SftConfig
+    inputs = ("model", "demonstrations")
+    resumable = True
+
+    def run(self, context: StageContext) -> Figures:
+        from cadenza.model.hf import load_model
+        from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
+        from cadenza.tokens.tokenizer import Tokenizer
+        from cadenza.training.lm import mean_nll, microbatches
+        from cadenza.training.sft import (
+            Plateau, epoch_batches, only_actions, split_demonstrations,
+        )  # fmt: skip
+
+        config, seed = self.config, context.seed_for("sft")
+        tokenizer = Tokenizer.load(context.input("model"))
+        model = load_model(context.input("model"))
+        rollouts = read_rollouts(context.input("demonstrations") / "demonstrations.cdzr")
+        sequences, validation = split_demonstrations(rollouts, config.data, seed)
+        held = microbatches(only_actions(validation), config.tokens_per_microbatch)
+        per_epoch = len(epoch_batches(sequences, config.tokens_per_step, seed, 0))
+        steps = max(1, round(config.epochs * per_epoch))
+        orders: dict[int, list[list[int]]] = {}
+
+        def batches(step: int):
+            epoch, index = divmod(step, per_epoch)
+            if epoch not in orders:
+                orders.clear()
+                orders[epoch] = epoch_batches(sequences, config.tokens_per_step, seed, epoch)
+            chosen = orders[epoch][index % len(orders[epoch])]
+            return microbatches([sequences[i] for i in chosen], config.tokens_per_microbatch)
+
+        optimizer = config.optimizer
+        run = LMRun(context, model, optimizer, batches, steps, threads=config.threads)
+        plateau = Plateau(config.patience, config.tolerance)
+        best: dict = {}
+
+        def evaluate(_step: int) -> dict[str, float]:
+            loss = mean_nll(model, held, use_bf16())
+            if plateau.observe(loss) and config.keep_best:
+                best.clear()
+                best.update(copy.deepcopy(model.state_dict()))
+            return {"validation_nll": loss}
+
+        every = max(1, per_epoch // config.evaluations_per_epoch)
+        seconds = run.run(
+            every, evaluate, lambda: bool(config.patience) and plateau.flat, config.max_seconds
+        )
+        if best:
+            model.load_state_dict(best)
+        save_with_tokenizer(model, tokenizer, context.out)
+        return {
+            "demonstrations": len(rollouts),
+            "steps": run.state.step,
+            "epochs": run.state.step / per_epoch,
+            "validation_nll": mean_nll(model, held, use_bf16()),
+            "plateau": plateau.flat,
+            "seconds": seconds,
+        }

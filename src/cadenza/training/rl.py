@@ -1,0 +1,247 @@
+"""The whole RL step: advantages, packing, the policy-gradient loss, one optimizer update.
+
+Objective (Composer 2, section 4.1; design table): group-relative advantage, mean-centred, not divided by the
+group's standard deviation; no division by response length, one constant denominator; single epoch; truncated
+importance weight of the trainer's over the engine's log-probability; KL to the reference, if any, as k1 inside
+the advantage (as a loss its expected gradient would be zero).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cadenza.core.types import Rollout
+from cadenza.model.logprobs import token_logprobs
+from cadenza.model.transformer import PolicyModel
+from cadenza.training.config import RLStepConfig
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One segment, ready to train: the shapes of ``core.types.Segment`` with the rollout's advantage."""
+
+    ids_T: np.ndarray
+    sampled_T: np.ndarray
+    logprob_S: np.ndarray
+    version_S: np.ndarray
+    advantage: float
+    temperature: float
+
+
+def group_advantages(rollouts: Sequence[Rollout]) -> list[float | None]:
+    """Advantage of each rollout of one group: reward minus the mean over the group's distinct rollouts.
+
+    A rollout without a reward (an infrastructure failure) takes no part and gets None. A group of one, or
+    one with no spread, gives zeros (invariant 4).
+    """
+    by_id = {r.id: r.reward for r in rollouts if r.reward is not None}
+    if len(by_id) < 2:
+        return [None if r.reward is None else 0.0 for r in rollouts]
+    mean = sum(by_id.values()) / len(by_id)
+    return [None if r.reward is None else r.reward - mean for r in rollouts]
+
+
+@dataclass
+class Batch:
+    """What one step trains on, and what was left out and why."""
+
+    samples: list[Sample]
+    rollouts: int
+    broken: int = 0
+    masked_overlong: int = 0
+
+
+def make_batch(groups: Sequence[Sequence[Rollout]], mask_overlong: bool) -> Batch:
+    """Samples of every rollout with a non-zero advantage. Broken segments are masked and counted (invariant 2);
+    a zero advantage has no gradient and is not worth its forward pass."""
+    batch = Batch([], 0)
+    for group in groups:
+        for rollout, advantage in zip(group, group_advantages(group), strict=True):
+            if advantage is None:
+                continue
+            batch.rollouts += 1
+            if advantage == 0.0:
+                continue
+            overlong = any(s.finish_reason in ("context", "max_tokens", "max_turns") for s in rollout.segments)
+            if mask_overlong and overlong:
+                batch.masked_overlong += 1
+                continue
+            for s in rollout.segments:
+                if s.broken() is not None:
+                    batch.broken += 1
+                elif s.sampled_T.any():
+                    temperature = float(s.sampling.get("temperature", 1.0)) or 1.0
+                    batch.samples.append(
+                        Sample(s.ids_T, s.sampled_T, s.logprob_S, s.version_S, advantage, temperature)
+                    )
+    return batch
+
+
+@dataclass
+class _Packed:
+    """A microbatch: rows padded to one length, and per sampled token (N) what the loss needs."""
+
+    ids_BT: Tensor
+    at_N: Tensor  # flat index into B x (T - 1) of the position that predicts the token
+    target_N: Tensor
+    behaviour_N: Tensor
+    version_N: Tensor
+    advantage_N: Tensor
+    temperature: float
+
+
+def pack(samples: Sequence[Sample], tokens_per_microbatch: int, multiple: int = 64) -> list[_Packed]:
+    """Groups samples of one temperature and similar length into microbatches of bounded padded size."""
+    by_temperature: dict[float, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_temperature[sample.temperature].append(sample)
+    out: list[_Packed] = []
+    for temperature, members in sorted(by_temperature.items()):
+        pending: list[Sample] = []
+        for sample in sorted(members, key=lambda s: -len(s.ids_T)):
+            width = -(-len(pending[0].ids_T if pending else sample.ids_T) // multiple) * multiple
+            if pending and width * (len(pending) + 1) > tokens_per_microbatch:
+                out.append(_pad(pending, temperature, multiple))
+                pending = []
+            pending.append(sample)
+        if pending:
+            out.append(_pad(pending, temperature, multiple))
+    return out
+
+
+def _pad(samples: Sequence[Sample], temperature: float, multiple: int) -> _Packed:
+    t = -(-max(len(s.ids_T) for s in samples) // multiple) * multiple
+    ids_BT = np.zeros((len(samples), t), dtype=np.int64)
+    at, target, behaviour, version, advantage = [], [], [], [], []
+    for b, s in enumerate(samples):
+        ids_BT[b, : len(s.ids_T)] = s.ids_T
+        positions = np.flatnonzero(s.sampled_T)
+        at.append(b * (t - 1) + positions - 1)
+        target.append(s.ids_T[positions])
+        behaviour.append(s.logprob_S)
+        version.append(s.version_S)
+        advantage.append(np.full(len(positions), s.advantage, dtype=np.float32))
+    return _Packed(
+        torch.from_numpy(ids_BT),
+        torch.from_numpy(np.concatenate(at).astype(np.int64)),
+        torch.from_numpy(np.concatenate(target).astype(np.int64)),
+        torch.from_numpy(np.concatenate(behaviour).astype(np.float32)),
+        torch.from_numpy(np.concatenate(version).astype(np.int64)),
+        torch.from_numpy(np.concatenate(advantage)),
+        temperature,
+    )
+
+
+def sampled_logprobs(model: PolicyModel, packed: _Packed, bf16: bool) -> tuple[Tensor, Tensor]:
+    """(log-probability_N, entropy_N) of the sampled tokens under ``model``, at the sampling temperature."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        x_BTD, _ = model.hidden(packed.ids_BT[:, :-1])
+        x_ND = x_BTD.reshape(-1, x_BTD.shape[-1]).index_select(0, packed.at_N)
+        head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
+        return token_logprobs(x_ND, head, packed.target_N, packed.temperature)
+
+
+@dataclass
+class _Sums:
+    tokens: int = 0
+    loss: float = 0.0
+    entropy: float = 0.0
+    weight: float = 0.0
+    capped: float = 0.0
+    same_version: int = 0
+    parity_k3: float = 0.0
+    parity_abs: float = 0.0
+    drift_k3: float = 0.0
+    lag: float = 0.0
+    max_lag: int = 0
+
+
+def rl_step(
+    model: PolicyModel,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    config: RLStepConfig,
+    version: int,
+    *,
+    bf16: bool,
+    reference: PolicyModel | None = None,
+) -> dict[str, float]:
+    """One update of ``model``, whose weights are policy ``version``. Returns the step's metrics.
+
+    Raises FloatingPointError when the gradient is not finite: the weights are then untouched.
+    """
+    started = time.perf_counter()
+    denominator = max(1, batch.rollouts) * config.tokens_per_rollout
+    sums = _Sums()
+    packed = pack(batch.samples, config.tokens_per_microbatch)
+    for p in packed:
+        logp_N, entropy_N = sampled_logprobs(model, p, bf16)
+        ratio_log_N = logp_N.detach() - p.behaviour_N
+        weight_N = ratio_log_N.exp().clamp(max=config.importance_cap)
+        advantage_N = p.advantage_N
+        if reference is not None and config.kl_beta:
+            with torch.no_grad():
+                reference_N, _ = sampled_logprobs(reference, p, bf16)
+            advantage_N = advantage_N - config.kl_beta * (logp_N.detach() - reference_N)
+        loss = -(weight_N * advantage_N * logp_N).sum() / denominator
+        loss.backward()
+        _accumulate(sums, float(loss.detach()), entropy_N, weight_N, ratio_log_N, version - p.version_N, config)
+    grad_norm = 0.0
+    if packed:
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm))
+        if not math.isfinite(grad_norm):
+            optimizer.zero_grad(set_to_none=True)
+            raise FloatingPointError(f"the gradient norm of step {version} is {grad_norm}")
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * min(1.0, (version + 1) / max(1, config.warmup_steps))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    n = max(1, sums.tokens)
+    return {
+        "loss": sums.loss,
+        "grad_norm": grad_norm,
+        "trained_tokens": float(sums.tokens),
+        "trained_samples": float(len(batch.samples)),
+        "padded_tokens": float(sum(p.ids_BT.numel() for p in packed)),
+        "entropy": sums.entropy / n,
+        "importance_weight": sums.weight / n,
+        "importance_capped": sums.capped / n,
+        "parity_tokens": float(sums.same_version),
+        "parity_k3": sums.parity_k3 / max(1, sums.same_version),
+        "parity_abs": sums.parity_abs / max(1, sums.same_version),
+        "drift_k3": sums.drift_k3 / max(1, sums.tokens - sums.same_version),
+        "lag_mean": sums.lag / n,
+        "lag_max": float(sums.max_lag),
+        "broken_segments": float(batch.broken),
+        "masked_overlong": float(batch.masked_overlong),
+        "train_s": time.perf_counter() - started,
+    }
+
+
+def _accumulate(
+    sums: _Sums, loss: float, entropy_N: Tensor, weight_N: Tensor, ratio_log_N: Tensor, lag_N: Tensor,
+    config: RLStepConfig,
+) -> None:  # fmt: skip
+    """k3 = (r - 1) - log r with r = trainer / engine (Schulman 2020), on tokens of the trainer's own version
+    (parity) and of older ones (drift), never mixed."""
+    k3_N = ratio_log_N.exp() - 1 - ratio_log_N
+    same_N = lag_N == 0
+    sums.tokens += len(lag_N)
+    sums.loss += loss
+    sums.entropy += float(entropy_N.sum())
+    sums.weight += float(weight_N.sum())
+    sums.capped += float((weight_N >= config.importance_cap).sum())
+    sums.same_version += int(same_N.sum())
+    sums.parity_k3 += float(k3_N[same_N].sum())
+    sums.parity_abs += float(ratio_log_N[same_N].abs().sum())
+    sums.drift_k3 += float(k3_N[~same_N].sum())
+    sums.lag += float(lag_N.sum())
+    sums.max_lag = max(sums.max_lag, int(lag_N.max()) if len(lag_N) else 0)

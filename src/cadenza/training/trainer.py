@@ -1,0 +1,111 @@
+"""The training service: the policy in fp32, its Adam state, one RL step a call, checkpoints that resume exactly."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cadenza.core.errors import CorruptArtifact, MissingArtifact
+from cadenza.core.types import Rollout
+from cadenza.model.hf import load_model, save_model
+from cadenza.training.config import RLStepConfig
+from cadenza.training.rl import make_batch, rl_step
+
+CHECKPOINT = "trainer.pt"
+
+
+def weights_digest(state: dict[str, Tensor]) -> str:
+    """First 16 hex digits of a BLAKE2 over names and raw bytes; what the engine echoes on every sample."""
+    h = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(state.items()):
+        h.update(name.encode())
+        h.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+
+class TrainerService:
+    """Owns the trained weights. Version 0 is what it starts from; each step makes the next.
+
+    Args:
+        model_directory: the policy to start from; also the reference when ``kl_beta`` is set.
+        threads: cores for its products.
+        bf16: autocast the products to bfloat16 (fp32 master weights either way).
+    """
+
+    def __init__(self, model_directory: str, config: RLStepConfig, threads: int, bf16: bool) -> None:
+        torch.set_num_threads(threads)
+        self.config, self.bf16 = config, bf16
+        self.model = load_model(Path(model_directory))
+        self.reference = copy.deepcopy(self.model).requires_grad_(False) if config.kl_beta else None
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+        )
+        self.version = 0
+
+    def set_threads(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+
+    def step(self, groups: list[list[Rollout]]) -> dict[str, float]:
+        """Trains on whole groups; afterwards ``version`` is one higher. Raises ValueError on a sample from a
+        version this trainer has not made (invariant 1)."""
+        for group in groups:
+            for rollout in group:
+                for s in rollout.segments:
+                    if len(s.version_S) and int(s.version_S.max()) > self.version:
+                        raise ValueError(f"a sample claims policy version {int(s.version_S.max())}, not made yet")
+        batch = make_batch(groups, self.config.mask_overlong)
+        metrics = rl_step(
+            self.model, self.optimizer, batch, self.config, self.version, bf16=self.bf16, reference=self.reference
+        )
+        self.version += 1
+        return metrics
+
+    def weights(self, dtype: str) -> tuple[dict[str, Tensor], str]:
+        """(state in the serving dtype, digest)."""
+        target = {"bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
+        state = {k: v.detach().to(target, copy=True) for k, v in self.model.state_dict().items()}
+        return state, weights_digest(state)
+
+    def save(self, directory: str) -> None:
+        """Weights, optimizer and version, renamed into place: a kill leaves the last whole checkpoint."""
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        state = {
+            "version": self.version,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        partial = path / (CHECKPOINT + ".partial")
+        torch.save(state, partial)
+        os.replace(partial, path / CHECKPOINT)
+
+    def restore(self, directory: str) -> int:
+        """Reads what ``save`` wrote and returns its version. Raises MissingArtifact or CorruptArtifact."""
+        path = Path(directory) / CHECKPOINT
+        if not path.is_file():
+            raise MissingArtifact(f"no checkpoint at {path}", "start the stage again with --restart-from")
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, KeyError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CorruptArtifact(
+                f"the checkpoint {path} cannot be read ({reason})", "start the stage again with --restart-from"
+            ) from error
+        self.version = state["version"]
+        return self.version
+
+    def export(self, directory: str, bos_token_id: int, eos_token_id: int) -> None:
+        """Writes the policy as a Hugging Face directory (fp32 weights)."""
+        save_model(self.model, Path(directory), bos_token_id=bos_token_id, eos_token_id=eos_token_id)
+
+    def stop(self) -> None:
+        """Nothing runs between calls."""
