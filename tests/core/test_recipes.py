@@ -60,7 +60,7 @@ def test_a_recipe_of_the_user_may_extend_the_shipped_one_of_the_same_name(tmp_pa
 
 def test_a_circle_of_extends_is_named(recipes):
     folders = recipes(a='extends = "b"', b='extends = "a"')
-    with pytest.raises(ConfigError, match="in a circle: a -> b -> a"):
+    with pytest.raises(ConfigError, match=r"in a circle: a -> b -> a"):
         load_recipe("a", folders)
 
 
@@ -112,12 +112,12 @@ def test_override_values_are_toml_and_bare_words_are_texts(text, value):
 
 @pytest.mark.parametrize("text", ["rl", "rl.steps", "=3", "rl..steps=3", ".a=1"])
 def test_malformed_override_shows_the_form(text):
-    with pytest.raises(ConfigError, match="is not KEY=VALUE"):
+    with pytest.raises(ConfigError, match=r"is not KEY=VALUE"):
         apply_override({"stage": []}, text)
 
 
 def test_override_of_an_unknown_stage_names_the_nearest():
-    with pytest.raises(ConfigError, match="unknown key 'sfd.steps'; did you mean 'sft'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'sfd\.steps'; did you mean 'sft'"):
         apply_override({"stage": [{"name": "sft"}]}, "sfd.steps=3")
 
 

@@ -1,7 +1,7 @@
 """Group commit: many small writes from many threads become one transaction, at most every 50 ms.
 
-A write that comes after a quiet time is committed at once; under load, what arrives within the interval shares a
-commit. Each write runs in a savepoint, so one that fails fails alone.
+A write that comes after a quiet time, or that somebody waits for, is committed at once with all that is queued; the
+rest shares a commit every interval. Each write runs in a savepoint, so one that fails fails alone.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ class GroupedWriter:
         self._engine = engine
         self._where = where
         self._interval_s = interval_s
-        self._queue: queue.SimpleQueue[tuple[Write, Future[Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Write, Future[Any], bool] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
         self.commits = 0
 
-    def submit(self, write: Write) -> Future[Any]:
-        """Queues a write; the future resolves to what it returns, after the commit. Order is kept."""
+    def submit(self, write: Write, urgent: bool = True) -> Future[Any]:
+        """Queues a write; the future resolves to what it returns, after the commit. Order is kept.
+
+        Args:
+            urgent: somebody waits for it, so it does not wait for the interval to pass.
+        """
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"the run database {self._where} is closed")
@@ -49,7 +53,7 @@ class GroupedWriter:
                 self._thread = threading.Thread(target=self._run, name="rundb-writer", daemon=True)
                 self._thread.start()
             future: Future[Any] = Future()
-            self._queue.put((write, future))
+            self._queue.put((write, future, urgent))
             return future
 
     def close(self) -> None:
@@ -68,10 +72,10 @@ class GroupedWriter:
             first = self._queue.get()
             if first is None:
                 return
-            group, ended = [first], False
+            group, urgent, ended = [first[:2]], first[2], False
             wake = last_commit + self._interval_s
             while not ended:
-                wait = wake - time.monotonic()
+                wait = 0.0 if urgent else wake - time.monotonic()
                 try:
                     item = self._queue.get(timeout=wait) if wait > 0 else self._queue.get_nowait()
                 except queue.Empty:
@@ -79,7 +83,8 @@ class GroupedWriter:
                 if item is None:
                     ended = True
                 else:
-                    group.append(item)
+                    group.append(item[:2])
+                    urgent = urgent or item[2]
             self._commit(group)
             last_commit = time.monotonic()
             if ended:

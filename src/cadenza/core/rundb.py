@@ -1,7 +1,8 @@
 """The run database: what ran, how far it came, which prompts were trained on, which policy is served.
 
 One database serves a folder of runs (``runs/cadenza.db``, SQLite in WAL mode) or a cluster (a PostgreSQL URL). All
-writes go through one grouped writer; every writing method waits for its commit unless ``wait=False`` gives a future.
+writes go through one grouped writer; every writing method waits for its commit unless ``wait=False`` gives a future
+(in asyncio: ``await asyncio.wrap_future(...)``).
 """
 
 from __future__ import annotations
@@ -248,7 +249,7 @@ class RunDatabase:
                     "this is a defect of the sampler; report it",
                 ) from error
 
-        return self._finish(self._writer.submit(write), wait)
+        return self._finish(self._writer.submit(write, urgent=wait), wait)
 
     def record_step(
         self,
@@ -285,7 +286,7 @@ class RunDatabase:
                 )
             )
 
-        return self._finish(self._writer.submit(write), wait)
+        return self._finish(self._writer.submit(write, urgent=wait), wait)
 
     def rewind(self, rl_run: str, step: int) -> None:
         """Forgets everything after ``step``: what a crash left between a commit and the checkpoint that should follow.
@@ -382,7 +383,7 @@ class RunDatabase:
         """Appends to the log of things that happened: a retry, a lost sandbox, a late straggler."""
         statement = sa.insert(tables.events).values(run=run, kind=kind, data=data, created=time.time())
         return self._finish(
-            self._writer.submit(lambda connection: connection.execute(statement) and None), wait
+            self._writer.submit(lambda connection: connection.execute(statement) and None, urgent=wait), wait
         )
 
     def events(self, run: str, kind: str | None = None) -> list[dict[str, Any]]:

@@ -1,0 +1,147 @@
+"""The command line: a user's mistake is one line on stderr and its own exit code, and never a stack trace."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cadenza.cli.failures import report
+from cadenza.core.errors import MissingArtifact, ServiceDied
+
+
+@pytest.fixture
+def cadenza(tmp_path, command_environment):
+    """Runs the command in an empty folder."""
+
+    def go(*arguments, **environment):
+        return subprocess.run(
+            [sys.executable, "-m", "cadenza", *arguments],
+            env={**command_environment, **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "dmo"], 2, "error: unknown recipe 'dmo'; did you mean 'demo'?"),
+        (["train", "demo", "--set", "sed=1"], 2, "error: unknown key 'sed'; did you mean 'seed'?"),
+        (["train", "demo", "--set", "seed"], 2, "error: --set 'seed' is not KEY=VALUE; "),
+        (["train", "./none.toml"], 2, "error: no recipe file ./none.toml; "),
+        (
+            ["train", "./numbers.toml", "--set", "numbers.cuont=1"],
+            2,
+            "error: unknown key 'numbers.cuont'; did you mean 'count'?",
+        ),
+        (["train", "./numbers.toml", "--resume"], 3, "error: no run to resume at "),
+        (["train", "./numbers.toml", "--run-dir", "numbers.toml/x"], 2, "error: cannot use "),
+        (["eval", "nowhere", "--tasks", "."], 3, "error: no model directory at nowhere; "),
+        (["eval", ".", "--tasks", "nowhere"], 3, "error: no task directory at nowhere; "),
+        (["agent", "nowhere", "--task", "x"], 3, "error: no folder to work on at nowhere; "),
+        (["agent", ".", "--task", "x", "--model", "nowhere"], 3, "error: no model directory at nowhere; "),
+        (["runs"], 3, "error: no runs in "),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(cadenza, tmp_path, arguments, code, message):
+    (tmp_path / "numbers.toml").write_text('[[stage]]\nname = "numbers"\nkind = "example_stages:Numbers"\n')
+    done = cadenza(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(message)
+    assert "; " in line
+
+
+def test_a_dry_run_prints_a_recipe_that_trains_and_imports_no_torch(tmp_path, command_environment):
+    (tmp_path / "numbers.toml").write_text(
+        '[[stage]]\nname = "numbers"\nkind = "example_stages:NeedsTorch"\n'
+    )
+    code = (
+        "import sys; from cadenza.cli.app import app; "
+        "app(['train', sys.argv[1], '--dry-run'], standalone_mode=False); "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'ray')))"
+    )
+    for recipe in ("./numbers.toml", "demo", "demo-quick", "demo-base"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, recipe],
+            env=command_environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{recipe}: {done.stderr}"
+        assert done.stdout.startswith("name = ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_train_runs_and_the_overview_tells_it(cadenza, tmp_path):
+    (tmp_path / "numbers.toml").write_text('[[stage]]\nname = "numbers"\nkind = "example_stages:Numbers"\n')
+    done = cadenza("train", "./numbers.toml", "--json", "--set", "numbers.count=4")
+    assert done.returncode == 0 and done.stderr == ""
+    outcome = json.loads(done.stdout)
+    assert outcome["stages"][0]["figures"] == {"count": 4}
+    assert outcome["run_dir"] == str(tmp_path / "runs" / "numbers")
+    (run,) = [json.loads(line) for line in cadenza("runs", "--json").stdout.splitlines()]
+    assert (run["name"], run["status"], run["stages"][0]["figures"]) == ("numbers", "finished", {"count": 4})
+    assert "count=4" in cadenza("runs", "numbers").stdout
+    assert "did you mean 'numbers'" in cadenza("runs", "number").stderr
+    again = cadenza("train", "./numbers.toml", "--set", "numbers.count=5")
+    assert again.returncode == 2
+    assert again.stderr.splitlines()[-1].startswith(
+        "error: stage 'numbers' was finished with another configuration (count: 4 -> 5); add --restart-from numbers"
+    )
+
+
+def test_help_and_version_need_nothing_installed_but_the_base(cadenza):
+    assert cadenza("--version").stdout.startswith("cadenza ")
+    text = cadenza("--help").stdout
+    for command in ("train", "eval", "agent", "runs", "doctor"):
+        assert command in text
+        assert "Examples" in cadenza(command, "--help").stdout
+
+
+def test_shell_completion_offers_the_recipes(cadenza):
+    done = cadenza(
+        _CADENZA_COMPLETE="complete_bash",
+        COMP_WORDS="cadenza train demo-",
+        COMP_CWORD="2",
+        _TYPER_COMPLETE_ARGS="cadenza train demo-",
+    )
+    assert {"demo-quick", "demo-base"} <= set(done.stdout.split())
+
+
+def test_an_error_that_ray_wrapped_is_told_as_the_one_inside(capsys):
+    wrapped = RuntimeError("ray::Engine.step() trace ...")
+    wrapped.cause = MissingArtifact("no model directory at x", "give another")  # type: ignore[attr-defined]
+    assert report(wrapped) == 3
+    assert capsys.readouterr().err == "error: no model directory at x; give another\n"
+
+
+def test_errors_survive_being_sent_between_processes():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(ServiceDied("the engine ended", "start again")))
+    assert (error.cause, error.mend, error.exit_code) == ("the engine ended", "start again", 7)
+
+
+def test_an_unexpected_error_keeps_its_trace_in_a_file(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    try:
+        raise KeyError("x\ny")
+    except KeyError as error:
+        assert report(error) == 70
+    (line,) = capsys.readouterr().err.splitlines()
+    path = line.rsplit(" ", 1)[1]
+    assert os.path.dirname(path) == str(tmp_path)
+    with open(path, encoding="utf-8") as file:
+        assert "KeyError" in file.read()
+
+
+def test_a_full_disk_anywhere_is_the_users_line(capsys):
+    assert report(OSError(28, "No space left on device", "/data/x")) == 6
+    assert capsys.readouterr().err.startswith("error: no space left to write /data/x; ")

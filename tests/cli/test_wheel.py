@@ -1,0 +1,64 @@
+"""The built wheel works in an empty environment without torch, with its recipes, migrations and licence inside."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_the_wheel_carries_everything_that_is_not_code(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    shipped = ROOT / "src" / "cadenza"
+    expected = [
+        path.relative_to(ROOT / "src").as_posix()
+        for path in shipped.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    ]
+    assert set(expected) <= set(names)
+    for needed in ("cadenza/pipelines/recipes/demo.toml", "cadenza/core/migrations/versions/0001_initial.py"):
+        assert needed in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith(("tests/", "runs/")) for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.needs_network
+def test_the_wheel_runs_in_an_empty_environment_without_torch(wheel, tmp_path):
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True, timeout=120)
+    python = environment / "bin" / "python"
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel)],
+        check=True, timeout=300,
+    )  # fmt: skip
+
+    def cadenza(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [environment / "bin" / "cadenza", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    absent = (
+        "import importlib.util as u, sys; sys.exit(any(map(u.find_spec, ('torch', 'ray', 'matplotlib'))))"
+    )
+    assert subprocess.run([python, "-c", absent], check=False).returncode == 0
+    assert cadenza("--help").returncode == 0
+    dry = cadenza("train", "demo", "--dry-run")
+    assert dry.returncode == 0 and dry.stdout.startswith('name = "demo"'), dry.stderr
+    runs = cadenza("runs")
+    assert (runs.returncode, runs.stderr.startswith("error: no runs in ")) == (3, True)
+    migrated = "from cadenza.core.rundb import RunDatabase; RunDatabase.open('a.db').close()"
+    assert subprocess.run([python, "-c", migrated], cwd=tmp_path, check=False).returncode == 0
