@@ -90,7 +90,11 @@ def test_buckets_cover_everything_once():
 
 @pytest.mark.parametrize(
     "good, buggy, expected",
-    [("a\nb\nc\n", "a\nx\nc\n", (2, "b")), ("a\nb\nc\n", "a\nc\n", (1, "a\nb")), ("a\nb\n", "a\n", (1, "a\nb"))],
+    [
+        ("a\nb\nc\n", "a\nx\nc\n", (2, "b")),
+        ("a\nb\nc\n", "a\nc\n", (1, "a\nb")),
+        ("a\nb\n", "a\n", (1, "a\nb")),
+    ],
 )
 def test_repair_of_one_line(good, buggy, expected):
     assert repair_of(good, buggy) == expected

@@ -90,7 +90,9 @@ def test_visible_and_hidden_tests_with_the_same_input(split):
         assert {f"test_hidden_{p}" for p in task.metadata["buggy_files"]} == set(hidden)
         count = sum(len(bodies(t)) for t in hidden.values())
         assert count >= 3
-        assert sum(len(bodies(t)) for t in (*visible.values(), *hidden.values())) == len(task.metadata["expected_tests"])
+        assert sum(len(bodies(t)) for t in (*visible.values(), *hidden.values())) == len(
+            task.metadata["expected_tests"]
+        )
 
 
 def bodies(text: str) -> list[str]:
@@ -121,13 +123,17 @@ def test_an_issue_that_says_more_than_its_level(split):
         assert not leaks(task.instruction, level, names, [])
         if level == 0:
             assert any(name in task.instruction for name in names)
-        gold = [line[1:].strip() for line in task.patch.splitlines() if line.startswith("+") and line[1] != "+"]
+        gold = [
+            line[1:].strip() for line in task.patch.splitlines() if line.startswith("+") and line[1] != "+"
+        ]
         assert not any(line in task.instruction for line in gold)
     assert {t.metadata["ambiguity"] for t in sample(split)} == {0, 1, 2}
 
 
 def test_issue_levels():
-    symptom = Symptom("total_prices", "the sum over the prices", "total_prices([3])", "4", "gives 3", "prices.py", "shop")
+    symptom = Symptom(
+        "total_prices", "the sum over the prices", "total_prices([3])", "4", "gives 3", "prices.py", "shop"
+    )
     for seed in range(60):
         rng = random.Random(seed)
         precise = issue_text([symptom], 0, rng)
@@ -143,7 +149,9 @@ def test_issue_levels():
 
 
 def small(split: str = "train", count: int = 6, seed: int = 2) -> GeneratorConfig:
-    return GeneratorConfig(seed=seed, splits={split: CONFIG.splits[split].model_copy(update={"count": count})})
+    return GeneratorConfig(
+        seed=seed, splits={split: CONFIG.splits[split].model_copy(update={"count": count})}
+    )
 
 
 def test_two_generations_that_differ(tmp_path: Path):
@@ -185,8 +193,14 @@ def test_a_generation_that_was_interrupted_is_not_a_task_set(tmp_path: Path):
 def test_harbor_layout(tmp_path: Path):
     task = generate_split(small(count=1), "train", tmp_path)[0]
     have = {str(p.relative_to(task.directory)) for p in task.directory.rglob("*") if p.is_file()}
-    assert {"task.toml", "instruction.md", "environment/Dockerfile", "tests/test.sh", "solution/solve.sh",
-            "solution/patch.diff"} <= have
+    assert {
+        "task.toml",
+        "instruction.md",
+        "environment/Dockerfile",
+        "tests/test.sh",
+        "solution/solve.sh",
+        "solution/patch.diff",
+    } <= have
     assert (task.directory / "instruction.md").read_text().strip()
     assert not any(p.startswith("environment/repo/") and "hidden" in p for p in have)
     assert (task.directory / "tests" / "test.sh").stat().st_mode & 0o111
@@ -200,16 +214,25 @@ def test_harbor_layout(tmp_path: Path):
         ({"train": {"count": 1, "families": ("nonsense",)}}, "unknown bug families"),
         ({"train": {"count": 1, "families": ("swapped_arguments",)}}, "unseen"),
         ({"train": {"count": 0, "families": ("missing_call",)}}, "count"),
-        ({"train": {"count": 1, "families": ()}}, "no families"),
         ({"train": {"count": 1, "families": ("missing_call",), "cuont": 1}}, "cuont"),
     ],
 )
 def test_a_config_that_would_train_on_the_wrong_thing(splits, message):
     with pytest.raises(ValidationError, match=message):
-        GeneratorConfig(splits=splits)
+        GeneratorConfig.model_validate({"splits": splits})
+
+
+def test_a_split_without_families_gets_those_its_name_allows():
+    splits = GeneratorConfig.model_validate({"splits": {name: {"count": 1} for name in SPLITS}}).splits
+    assert splits["demo"].families == DEMO_FAMILIES
+    assert not set(splits["train"].families) & set(UNSEEN_FAMILIES)
+    assert set(UNSEEN_FAMILIES) < set(splits["heldout"].families)
 
 
 def test_an_unknown_split_is_named():
     with pytest.raises(ConfigError, match="nonsense"):
-        generate_split(GeneratorConfig(splits={"val": SplitConfig(count=1, families=("missing_call",))}), "nonsense",
-                       Path("unused"))
+        generate_split(
+            GeneratorConfig(splits={"val": SplitConfig(count=1, families=("missing_call",))}),
+            "nonsense",
+            Path("unused"),
+        )

@@ -1,4 +1,4 @@
-"""Grading: from the patch alone, with trusted tests, a finite score or a typed failure (cases 32, 34, 35, 37, 38, 40)."""
+"""Grading: from the patch alone, with trusted tests; a finite score or a typed failure (cases 32-40)."""
 
 from __future__ import annotations
 
@@ -87,8 +87,12 @@ def test_a_syntax_error_in_an_imported_module(tasks):
 @pytest.mark.needs_namespaces
 @pytest.mark.parametrize(
     "source",
-    ["import os\nos._exit(0)\n", "raise SystemExit(0)\n", "import sys\nsys.exit(0)\n",
-     "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"],
+    [
+        "import os\nos._exit(0)\n",
+        "raise SystemExit(0)\n",
+        "import sys\nsys.exit(0)\n",
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
+    ],
 )
 def test_a_module_that_ends_the_run_early(tasks, source):
     task = tasks[0]
@@ -106,8 +110,22 @@ def test_a_module_that_never_ends_is_a_failure_of_the_model(tasks):
 
 
 @pytest.mark.parametrize(
-    "path", ["conftest.py", "sub/conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml",
-             "sitecustomize.py", "usercustomize.py", "x.pth", "CONFTEST.py", "pytest.py", "_pytest/runner.py"])
+    "path",
+    [
+        "conftest.py",
+        "sub/conftest.py",
+        "pytest.ini",
+        "tox.ini",
+        "setup.cfg",
+        "pyproject.toml",
+        "sitecustomize.py",
+        "usercustomize.py",
+        "x.pth",
+        "CONFTEST.py",
+        "pytest.py",
+        "_pytest/runner.py",
+    ],
+)
 def test_a_patch_that_steers_the_test_run(tasks, path):
     class NoBackend:
         async def create(self, spec):
@@ -116,7 +134,9 @@ def test_a_patch_that_steers_the_test_run(tasks, path):
     patch = make_patch(base_of(tasks[0]), {path: b"x = 1\n"}) + gold(tasks[0])
     verdict = asyncio.run(grade(NoBackend(), tasks[0], patch, 5.0))
     assert verdict.score is None and verdict.failure is not None
-    assert verdict.failure.kind == "patch_refused" and verdict.failure.counts and path in verdict.failure.detail
+    assert (
+        verdict.failure.kind == "patch_refused" and verdict.failure.counts and path in verdict.failure.detail
+    )
 
 
 def test_a_patch_that_does_not_apply_is_typed(tasks):
@@ -125,8 +145,13 @@ def test_a_patch_that_does_not_apply_is_typed(tasks):
 
 
 @pytest.mark.parametrize(
-    "error, kind", [(SandboxGone("killed"), "sandbox_gone"), (OSError(28, "No space left"), "grader_crashed"),
-                    (TimeoutError(), "grader_timeout")])
+    "error, kind",
+    [
+        (SandboxGone("killed"), "sandbox_gone"),
+        (OSError(28, "No space left"), "grader_crashed"),
+        (TimeoutError(), "grader_timeout"),
+    ],
+)
 def test_broken_infrastructure_is_retried_and_never_zero(tasks, error, kind):
     class Broken:
         async def create(self, spec):
@@ -178,7 +203,9 @@ def test_the_harbor_script_agrees_with_the_grader(tasks, tmp_path: Path, repaire
     for path, data in base_of(task).items():
         (app / path).write_bytes(data)
     if repaired:
-        subprocess.run(["git", "apply", str(task.directory / "solution" / "patch.diff")], cwd=app, check=True, timeout=20)
+        subprocess.run(
+            ["git", "apply", str(task.directory / "solution" / "patch.diff")], cwd=app, check=True, timeout=20
+        )
     script = (task.directory / "tests" / "test.sh").read_text()
     script = script.replace("/logs/verifier", str(logs)).replace("/tests/", f"{task.directory}/tests/")
     script = script.replace("python -B", f"{sys.executable} -B")

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from cadenza.tasks.directory import read_tree
 from cadenza.tasks.patch import PatchRefused, apply_patch, make_patch
 
-LINES = st.lists(st.sampled_from(["", "a", "b", "c  ", "\td", "e\r", "--- x", "+++ y", "@@ -1 +1 @@", "\\ z", "é", "\x0c"]))
-CONTENT = st.builds(lambda lines, end: ("\n".join(lines) + end).encode(), LINES, st.sampled_from(["", "\n", "\n\n"]))
-NAMES = st.sampled_from(["a.py", "b.py", "d/c.py", "with space.txt", "é.txt", 'quo"te', "back\\slash", "tab\tname"])
+LINES = st.lists(
+    st.sampled_from(["", "a", "b", "c  ", "\td", "e\r", "--- x", "+++ y", "@@ -1 +1 @@", "\\ z", "é", "\x0c"])
+)
+CONTENT = st.builds(
+    lambda lines, end: ("\n".join(lines) + end).encode(), LINES, st.sampled_from(["", "\n", "\n\n"])
+)
+NAMES = st.sampled_from(
+    ["a.py", "b.py", "d/c.py", "with space.txt", "é.txt", 'quo"te', "back\\slash", "tab\tname"]
+)
 TREES = st.dictionaries(NAMES, CONTENT, max_size=4)
 CHANGES = st.dictionaries(NAMES, st.one_of(st.none(), CONTENT), max_size=4)
 
@@ -48,8 +54,14 @@ def test_a_patch_that_git_reads_differently(tmp_path_factory, base, changes):
     for path, data in base.items():
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_bytes(data)
-    run = subprocess.run(["git", "apply", "--whitespace=nowarn", "-"], cwd=root, input=patch.encode(), capture_output=True,
-                         timeout=20, check=False)
+    run = subprocess.run(
+        ["git", "apply", "--whitespace=nowarn", "-"],
+        cwd=root,
+        input=patch.encode(),
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     assert read_tree(root) == changed(base, changes)
     shutil.rmtree(root)
@@ -109,7 +121,9 @@ def test_a_patch_that_must_be_refused(patch):
         apply_patch(BASE, patch)
 
 
-@pytest.mark.parametrize("changes", [{"x": b"\0"}, {"x": b"\xff"}, {"../x": b""}, {"/x": b""}, {".git/hooks/x": b"a"}])
+@pytest.mark.parametrize(
+    "changes", [{"x": b"\0"}, {"x": b"\xff"}, {"../x": b""}, {"/x": b""}, {".git/hooks/x": b"a"}]
+)
 def test_changes_that_no_text_patch_can_hold(changes):
     with pytest.raises(PatchRefused):
         make_patch({}, changes)

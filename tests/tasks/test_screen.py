@@ -5,21 +5,31 @@ from __future__ import annotations
 import time
 
 from cadenza.tasks.draft import Call
-from cadenza.tasks.screen import ENDLESS, Probe, screen
+from cadenza.tasks.screen import ENDLESS, Observation, Probe, Screened, screen
 
 
 def probe(good: str, *bad: str, calls: tuple[str, ...] = ("f(3)",)) -> Probe:
     return Probe((("m", good),), tuple((("m", b),) for b in bad), tuple(("m", Call((), c)) for c in calls))
 
 
-def only(result):
-    assert len(result) == 1 and result[0] is not None
-    return result[0].calls
+def only(results: list[Screened | None]) -> list[Observation]:
+    assert len(results) == 1 and results[0] is not None
+    assert all(c is not None for c in results[0].calls)
+    return [c for c in results[0].calls if c is not None]
 
 
 def test_what_passes_and_what_fails_is_told_apart():
-    calls = only(screen([probe("def f(x):\n    return x + 1\n", "def f(x):\n    return max(x, 1) + 1\n",
-                               calls=("f(3)", "f(0)"))]))
+    calls = only(
+        screen(
+            [
+                probe(
+                    "def f(x):\n    return x + 1\n",
+                    "def f(x):\n    return max(x, 1) + 1\n",
+                    calls=("f(3)", "f(0)"),
+                )
+            ]
+        )
+    )
     assert [c.value for c in calls] == [4, 1]
     assert [c.actual for c in calls] == [(None,), ("gives 2",)]
 
@@ -32,7 +42,9 @@ def test_an_error_is_named():
 def test_a_mutant_that_never_ends():
     begun = time.monotonic()
     loop = "def f(x):\n    while x:\n        pass\n    return x\n"
-    results = screen([probe("def f(x):\n    return x\n", loop, calls=("f(3)", "f(4)")), probe("def f(x):\n    return 1\n")])
+    results = screen(
+        [probe("def f(x):\n    return x\n", loop, calls=("f(3)", "f(4)")), probe("def f(x):\n    return 1\n")]
+    )
     assert all(c.actual == (ENDLESS,) for c in only(results[:1]))
     assert only(results[1:])[0].value == 1
     assert time.monotonic() - begun < 20
@@ -52,7 +64,8 @@ def test_a_mutant_that_eats_memory():
 
 def test_a_value_that_no_test_can_write_down():
     good = "def f(x):\n    return object()\n"
-    assert only(screen([probe(good, good)])) == (None,)
+    (result,) = screen([probe(good, good)])
+    assert result is not None and result.calls == (None,)
 
 
 def test_an_imported_module_with_a_bug_shows_in_its_user():

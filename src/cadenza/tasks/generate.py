@@ -42,9 +42,7 @@ class SplitConfig(StrictConfig):
     count: int = Field(gt=0)
     families: tuple[str, ...] = ()  # none: all that a split of this name may use
     two_edit_share: float = Field(default=0.0, ge=0, le=1)
-    unseen_share: float = Field(
-        default=0.0, ge=0, le=1
-    )  # of the bugs; 0 leaves unseen families at par with the others
+    unseen_share: float = Field(default=0.0, ge=0, le=1)  # of the bugs; 0: at par with the other families
     two_files: bool = False  # two edits always in two files; otherwise half of the two-edit tasks are
     max_modules: int = Field(default=6, ge=1, le=6)
     levels: tuple[float, float, float] = (0.4, 0.35, 0.25)  # shares of the ambiguity levels 0, 1, 2
@@ -89,7 +87,10 @@ class GeneratorConfig(StrictConfig):
         for name, split in values["splits"].items():
             if isinstance(split, dict) and not split.get("families"):
                 allowed = DEMO_FAMILIES if name == "demo" else ALL_FAMILIES
-                split = {**split, "families": tuple(f for f in allowed if name.startswith("heldout") or f not in unseen)}
+                split = {
+                    **split,
+                    "families": tuple(f for f in allowed if name.startswith("heldout") or f not in unseen),
+                }
             filled[name] = split
         return {**values, "splits": filled}
 
@@ -122,9 +123,8 @@ def generate_split(config: GeneratorConfig, split: str, out_dir: Path) -> list[T
 
 
 def _config_digest(config: GeneratorConfig, split: str) -> str:
-    text = (
-        f"{config.seed} {config.created_at} {config.unseen_families} {config.splits[split].model_dump_json()}"
-    )
+    settings = config.splits[split].model_dump_json()
+    text = f"{config.seed} {config.created_at} {config.unseen_families} {settings}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from cadenza.core.types import Task
 from cadenza.sandbox import SandboxSpec
 from cadenza.tasks.directory import read_tree
-from cadenza.tasks.grade import graded_changes, hidden_tests, files_of_tests, verdict_of
+from cadenza.tasks.grade import files_of_tests, graded_changes, hidden_tests, verdict_of
 
 _TIMEOUT_S = 10.0
 

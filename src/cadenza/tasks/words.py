@@ -36,9 +36,7 @@ THEMES: tuple[Theme, ...] = (
     _theme("travel", "trip flight hotel ticket route bus", "distance fare delay speed", "city name code"),
     _theme("music", "song album band concert track chord", "length tempo volume rank", "title artist genre"),
     _theme("sport", "team match player goal race league", "score speed point rank", "name club nick"),
-    _theme(
-        "library", "book shelf loan reader page author", "length age fine year", "title author_name code"
-    ),
+    _theme("library", "book shelf loan reader page author", "length age fine year", "title author_name code"),
     _theme("kitchen", "recipe meal cup plate cake oven", "weight heat portion time", "name taste label"),
     _theme(
         "weather", "storm cloud sensor station reading alarm", "level heat wind depth", "place name state"
