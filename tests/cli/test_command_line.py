@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -104,12 +105,16 @@ def test_help_and_version_need_nothing_installed_but_the_base(cadenza):
         assert "Examples" in cadenza(command, "--help").stdout
 
 
-def test_shell_completion_offers_the_recipes(cadenza):
-    done = cadenza(
-        _CADENZA_COMPLETE="complete_bash",
-        COMP_WORDS="cadenza train demo-",
-        COMP_CWORD="2",
-        _TYPER_COMPLETE_ARGS="cadenza train demo-",
+def test_shell_completion_offers_the_recipes(tmp_path, command_environment):
+    command = Path(sys.executable).parent / "cadenza"
+    asked = {"_CADENZA_COMPLETE": "complete_bash", "COMP_WORDS": "cadenza train demo-", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [command],
+        env={**command_environment, **asked},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert {"demo-quick", "demo-base"} <= set(done.stdout.split())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,8 +34,23 @@ def agent(
 
     require_folder(directory, "folder to work on", "check the path")
     require_folder(model, "model directory", MODEL_MEND)
-    from cadenza.core.types import to_plain
-    from cadenza.harness.work_on import work_on
+    from cadenza.pipelines.assist import assist, readable_step
 
-    result = work_on(directory, task, model, temperature=temperature, seed=seed, apply=apply, quiet=as_json)
-    typer.echo(json.dumps(to_plain(result)) if as_json else result.patch, nl=as_json)
+    def show(entry: dict[str, Any]) -> None:
+        line = readable_step(entry)
+        if line is not None and not as_json:
+            typer.echo(line, err=True)
+
+    work = assist(directory, task, model, temperature=temperature, seed=seed, on_step=show)
+    written = work.apply() if apply else []
+    if as_json:
+        facts = {
+            "finish_reason": work.result.finish_reason,
+            "changed": sorted(work.changes),
+            "written": written,
+        }
+        typer.echo(json.dumps({**facts, "patch": work.patch, "counters": work.result.counters}))
+    else:
+        typer.echo(work.patch, nl=False)
+        if not work.patch:
+            typer.echo("the agent changed nothing", err=True)

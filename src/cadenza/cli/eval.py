@@ -30,6 +30,9 @@ def evaluate(
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N tasks.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Also write every record to this JSON file.", dir_okay=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Measure a model: pass@1 with its interval, graded in fresh sandboxes."""
@@ -42,10 +45,9 @@ def evaluate(
         "task directory",
         "give a folder that the tasks stage made, for example runs/demo/tasks/heldout",
     )
-    from cadenza.core.types import to_plain
-    from cadenza.evaluation.evaluate import evaluate_policy
+    from cadenza.pipelines.measure import figures_of, measure_model, sentence
 
-    result = evaluate_policy(
+    result = measure_model(
         model,
         tasks,
         samples=samples,
@@ -54,4 +56,7 @@ def evaluate(
         seed=seed,
         progress=make_progress(quiet=as_json),
     )
-    typer.echo(json.dumps(to_plain(result)) if as_json else result.summary())
+    if out is not None:
+        result.save(out)
+    figures = figures_of(result)
+    typer.echo(json.dumps(figures) if as_json else sentence(figures))

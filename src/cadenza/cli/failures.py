@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from cadenza.core.errors import CadenzaError
+from cadenza.core.extras import missing_extra
 from cadenza.core.files import disk_full, is_disk_full
 
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
@@ -28,6 +29,7 @@ def report(error: Exception) -> int:
         error, cause = cause, getattr(cause, "cause", None)
     if not isinstance(error, CadenzaError) and is_disk_full(error):
         error = disk_full(getattr(error, "filename", None) or "a file")
+    error = missing_extra(error, "this command") or error
     if isinstance(error, CadenzaError):
         print(f"error: {_one_line(error.cause)}; {_one_line(error.mend)}", file=sys.stderr)
         return error.exit_code

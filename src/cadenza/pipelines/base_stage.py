@@ -29,7 +29,8 @@ class ShippedBase(Stage[ShippedBaseConfig]):
         source = Path(self.config.directory) if self.config.directory else shipped_base()
         if not (source / "model.safetensors").is_file():
             raise MissingArtifact(
-                f"no base model in {source}", "run `cadenza train demo-base` and set base.directory to its output"
+                f"no base model in {source}",
+                "run `cadenza train demo-base` and set base.directory to its output",
             )
         for file in source.iterdir():
             if file.is_file():
@@ -96,7 +97,9 @@ class PretrainBase(Stage[PretrainBaseConfig]):
 
         optimizer = config.optimizer
         run = LMRun(context, model, optimizer, batches, config.steps, threads=config.threads)
-        seconds = run.run(config.evaluate_every, lambda _: {"held_out_nll": mean_nll(model, held, use_bf16())})
+        seconds = run.run(
+            config.evaluate_every, lambda _: {"held_out_nll": mean_nll(model, held, use_bf16())}
+        )
         save_with_tokenizer(model, tokenizer, context.out, torch.bfloat16)
         return {
             "parameters": sum(p.numel() for p in model.parameters()),

@@ -51,7 +51,9 @@ class Cpt(Stage[CptConfig]):
             python_documents(directories, held_out=True), tokenizer, config.held_out_tokens
         )
         rows = len(held_stream) // config.row_length
-        held = microbatches(stream_rows(held_stream, 0, rows, config.row_length), config.tokens_per_microbatch)
+        held = microbatches(
+            stream_rows(held_stream, 0, rows, config.row_length), config.tokens_per_microbatch
+        )
         source_tokens = config.tokens_per_step * (1 - config.replay_share)
         rows_per_step = max(1, round(source_tokens / config.row_length))
         replay = MixtureConfig(

@@ -139,7 +139,9 @@ class _Runner:
         path.write_text(str(choice.temperature))
         return choice.temperature
 
-    async def evaluate(self, tasks: Sequence[Task], label: str, samples: int, temperature: float) -> EvalResult:
+    async def evaluate(
+        self, tasks: Sequence[Task], label: str, samples: int, temperature: float
+    ) -> EvalResult:
         pool = await self._start()
         with self.context.progress.bar(f"{self.name} on {label}", len(tasks) * samples) as bar:
 

@@ -53,9 +53,7 @@ class LMRun:
         torch.set_num_threads(threads)
         self.context, self.model, self.config = context, model, optimizer
         self.batches, self.steps, self.save_every_s = batches, steps, save_every_s
-        self.optimizers = Optimizers(
-            model, optimizer.adam_lr, optimizer.muon_lr, optimizer.weight_decay
-        )
+        self.optimizers = Optimizers(model, optimizer.adam_lr, optimizer.muon_lr, optimizer.weight_decay)
         self.state = LoopState()
         self.bf16 = use_bf16()
         self.elapsed_before = 0.0

@@ -11,11 +11,11 @@ from typing import Any
 
 from cadenza.core.config import StrictConfig, canonical, digest_of, parse_config, unknown_key
 from cadenza.core.errors import ConfigError
+from cadenza.core.extras import missing_extra
 from cadenza.core.recipes import load_recipe, to_toml
 from cadenza.pipelines.stages import Stage
 
 RESERVED = ("name", "kind", "inputs", "seed")  # of a [[stage]] table; every other key is the stage's own
-HEAVY = ("torch", "ray", "safetensors", "matplotlib", "psutil")  # what the train extra brings
 
 
 class Recipe(StrictConfig):
@@ -177,9 +177,7 @@ def import_stage(kind: str, name: str) -> type[Stage[Any]]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name in HEAVY:
-            raise missing_extra(name, error) from None
-        raise ConfigError(
+        raise missing_extra(error, f"stage {name!r}") or ConfigError(
             f"kind {kind!r} of stage {name!r} cannot be imported: {error}",
             "check the path and that it is installed",
         ) from None
@@ -191,12 +189,6 @@ def import_stage(kind: str, name: str) -> type[Stage[Any]]:
             f"kind {kind!r} of stage {name!r} is no stage", "derive it from cadenza.pipelines.Stage"
         )
     return found
-
-
-def missing_extra(name: str, error: ModuleNotFoundError) -> ConfigError:
-    return ConfigError(
-        f"stage {name!r} needs {error.name}, which is not installed", "pip install 'cadenza[train]'"
-    )
 
 
 def _stage_names(module: Any) -> list[str]:

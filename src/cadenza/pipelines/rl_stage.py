@@ -71,7 +71,9 @@ class RL(Stage[RLConfig]):
                     end = time.monotonic() - started
                     spans = [Span(lane="trainer", start=end - row["step_s"], end=end, label=f"step {step}")]
                     append_lines(context.out / "timeline.jsonl", spans)
-                    bar.set(min(row["elapsed_s"], config.max_seconds), step=step, solved=round(row["solved"], 2))
+                    bar.set(
+                        min(row["elapsed_s"], config.max_seconds), step=step, solved=round(row["solved"], 2)
+                    )
 
                 rl = RLRun(
                     Services(trainer, engine, environment, dtype), tasks, run_config, context.seed_for("rl"),
@@ -80,9 +82,9 @@ class RL(Stage[RLConfig]):
                 )  # fmt: skip
                 result = rl.run()
             tokenizer.save(context.out)
-            trainer.call(
-                "export", str(context.out), tokenizer.id("<|bos|>"), tokenizer.id("<|end|>")
-            ).result(timeout=60)
+            trainer.call("export", str(context.out), tokenizer.id("<|bos|>"), tokenizer.id("<|end|>")).result(
+                timeout=60
+            )
         (context.out / "checkpoint" / "trainer.pt").unlink(missing_ok=True)
         ledger = context.database.ledger(context.rl_run)
         return {

@@ -21,12 +21,13 @@ from cadenza.core import machine
 from cadenza.core.artifacts import MANIFEST, Manifest, publish, read_manifest, verify
 from cadenza.core.config import differences
 from cadenza.core.errors import CadenzaError, ConfigError, CorruptArtifact, MissingArtifact, ResourceExhausted
+from cadenza.core.extras import missing_extra
 from cadenza.core.files import disk_full, is_disk_full, read_json, write_bytes, write_json
 from cadenza.core.progress import Progress, clock
 from cadenza.core.rundb import RunDatabase, rl_run_id
 from cadenza.core.telemetry import Telemetry
 from cadenza.core.types import to_plain
-from cadenza.pipelines.plan import HEAVY, Plan, PlannedStage, missing_extra
+from cadenza.pipelines.plan import Plan, PlannedStage
 from cadenza.pipelines.run_folder import RunFolder
 from cadenza.pipelines.stages import Figures, StageContext
 
@@ -307,8 +308,8 @@ class _Run:
         told: BaseException = error
         if isinstance(error, KeyboardInterrupt):
             told = Interrupted(f"interrupted in stage {planned.name!r}", RESUME)
-        elif isinstance(error, ModuleNotFoundError) and error.name in HEAVY:
-            told = missing_extra(planned.name, error)
+        elif (absent := missing_extra(error, f"stage {planned.name!r}")) is not None:
+            told = absent
         elif not isinstance(error, CadenzaError) and is_disk_full(error):
             told = disk_full(self.folder.path)
         elif isinstance(error, MemoryError):

@@ -27,7 +27,9 @@ def placement_of(config: ServicesConfig) -> Iterator[Placement]:
         yield placement
 
 
-def spawn_engine(placement: Placement, config: ServicesConfig, model: Path, version: int, digest: str) -> Remote:
+def spawn_engine(
+    placement: Placement, config: ServicesConfig, model: Path, version: int, digest: str
+) -> Remote:
     """An engine serving the model directory."""
     from cadenza.inference.service import EngineService
 
@@ -36,6 +38,8 @@ def spawn_engine(placement: Placement, config: ServicesConfig, model: Path, vers
     )
 
 
-def spawn_environment(placement: Placement, config: ServicesConfig, engine: Remote, tokenizer: Path) -> Remote:
+def spawn_environment(
+    placement: Placement, config: ServicesConfig, engine: Remote, tokenizer: Path
+) -> Remote:
     """Environments that sample from ``engine``."""
     return placement.spawn("environment", EnvironmentService, engine, str(tokenizer), config.environment)

@@ -42,7 +42,10 @@ class Sft(Stage[SftConfig]):
         from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.lm import mean_nll, microbatches
         from cadenza.training.sft import (
-            Plateau, epoch_batches, only_actions, split_demonstrations,
+            Plateau,
+            epoch_batches,
+            only_actions,
+            split_demonstrations,
         )  # fmt: skip
 
         config, seed = self.config, context.seed_for("sft")
@@ -76,9 +79,7 @@ class Sft(Stage[SftConfig]):
             return {"validation_nll": loss}
 
         every = max(1, per_epoch // config.evaluations_per_epoch)
-        seconds = run.run(
-            every, evaluate, lambda: bool(config.patience) and plateau.flat, config.max_seconds
-        )
+        seconds = run.run(every, evaluate, lambda: bool(config.patience) and plateau.flat, config.max_seconds)
         if best:
             model.load_state_dict(best)
         save_with_tokenizer(model, tokenizer, context.out)

@@ -28,7 +28,9 @@ class Tasks(Stage[TasksConfig]):
     Config = TasksConfig
 
     def run(self, context: StageContext) -> Figures:
-        config = self.config.model_copy(update={"seed": self.config.seed + context.seed_for("tasks") % 1_000_000})
+        config = self.config.model_copy(
+            update={"seed": self.config.seed + context.seed_for("tasks") % 1_000_000}
+        )
         figures: Figures = {}
         for split in self.config.splits:
             tasks = generate_split(config, split, context.out / split)

@@ -1,0 +1,104 @@
+"""Measuring one model on one task set outside a recipe: what ``cadenza eval`` does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from cadenza.core.progress import Progress
+from cadenza.core.types import Policy, Rollout, Task
+from cadenza.evaluation.evaluate import evaluate, harness_digest
+from cadenza.evaluation.result import EvalResult
+from cadenza.evaluation.statistics import estimate, pass_at_k
+from cadenza.evaluation.suite import EvalLimits
+from cadenza.harness import Agent, demo_tools
+from cadenza.orchestration.pool import RolloutPool
+from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
+from cadenza.tasks.directory import load_tasks
+from cadenza.tokens import CompactRenderer, Tokenizer
+
+
+def measure_model(
+    model: Path,
+    tasks: Path,
+    *,
+    samples: int,
+    temperature: float,
+    limit: int | None,
+    seed: int,
+    progress: Progress,
+) -> EvalResult:
+    """Runs ``samples`` trials of each task (of the first ``limit``) and grades them in fresh sandboxes.
+
+    Raises:
+        MissingArtifact, CorruptArtifact: no usable model, tokenizer or task set there.
+        SandboxUnavailable: this machine allows no sandboxes. TooManyInvalid: too many trials have no verdict.
+    """
+    chosen = load_tasks(tasks)[:limit]
+    config = ServicesConfig(placement="in_process")
+    agent = Agent(CompactRenderer(Tokenizer.load(model)), demo_tools(), config.environment.agent)
+    with placement_of(config) as placement:
+        engine = spawn_engine(placement, config, model, 0, "")
+        environment = spawn_environment(placement, config, engine, model)
+
+        async def run() -> EvalResult:
+            async with RolloutPool(environment) as pool:
+                with progress.bar(model.name, len(chosen) * samples) as bar:
+
+                    async def trial(task: Task, sample: int, trial_seed: int) -> Rollout:
+                        return await pool.trial(task, sample, trial_seed, temperature)
+
+                    return await evaluate(
+                        trial,
+                        chosen,
+                        policy=Policy(model.name, 0, None, ""),
+                        suite=tasks.name,
+                        harness_digest=harness_digest(agent),
+                        samples=samples,
+                        temperature=temperature,
+                        seed=seed,
+                        limits=EvalLimits(),
+                        on_rollout=lambda task, sample, rollout: bar.advance(),
+                    )
+
+        return asyncio.run(run())
+
+
+def figures_of(result: EvalResult) -> dict[str, Any]:
+    """What ``cadenza eval`` prints: pass@1 and best of all samples with 95% intervals, tokens, failures. JSON-ready."""
+    outcomes = result.outcomes()
+    figures: dict[str, Any] = {
+        "policy": result.policy,
+        "suite": result.suite,
+        "suite_digest": result.suite_digest,
+        "tasks": len(result.tasks),
+        "samples": result.samples,
+        "temperature": result.temperature,
+        "seed": result.seed,
+    }
+    for name, k in {"pass@1": 1, f"best_of_{result.samples}": result.samples}.items():
+        rate = estimate([pass_at_k(outcomes, k)])
+        figures[name] = {"value": rate.value, "interval": [rate.low, rate.high]}
+    figures["mean_tokens"] = sum(r.tokens for r in result.records) / max(len(result.records), 1)
+    figures["failures"] = result.failures()
+    figures["wall_s"] = round(result.wall_s, 1)
+    return figures
+
+
+def sentence(figures: dict[str, Any]) -> str:
+    """One readable paragraph of ``figures_of``."""
+    rates = [
+        f"{name} {100 * rate['value']:.1f}% (95% interval {100 * rate['interval'][0]:.1f} to "
+        f"{100 * rate['interval'][1]:.1f})"
+        for name, rate in figures.items()
+        if isinstance(rate, dict) and "interval" in rate
+    ]
+    lost = ", ".join(f"{kind}: {count}" for kind, count in figures["failures"].items()) or "none"
+    return (
+        f"{figures['policy']} on {figures['tasks']} tasks of {figures['suite']}, {figures['samples']} samples each "
+        f"at temperature {figures['temperature']:g}:\n  "
+        + "\n  ".join(rates)
+        + f"\n  {figures['mean_tokens']:.0f} "
+        f"sampled tokens a trial; failures: {lost}; {figures['wall_s']:.0f} s"
+    )
