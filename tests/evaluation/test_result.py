@@ -15,6 +15,7 @@ from rollouts_made import task
 from cadenza.core.errors import CorruptArtifact, MissingArtifact
 from cadenza.evaluation.result import EvalRecord, EvalResult, TaskFacts, facts_of, write_text
 from cadenza.evaluation.suite import SuiteConfig, pin
+from cadenza.tasks.bugs import UNSEEN_FAMILIES
 
 names = st.text(min_size=1, max_size=8)
 facts = st.builds(
@@ -76,6 +77,14 @@ def one(**changes) -> EvalResult:
     return EvalResult(**{**base, **changes})
 
 
+def test_a_summary_tells_the_rate_and_what_has_no_verdict():
+    assert (
+        one().summary()
+        == "rl on heldout: 1 tasks x 2, t = 0.7: pass@1 100.0% [2.5, 100.0], 50.0% without a verdict"
+    )
+    assert one(records=[]).summary().endswith("no rollout has a verdict")
+
+
 def test_a_slot_that_was_never_run_is_missing_and_not_unsolved():
     solved = one().outcomes().solved_NS
     assert math.isnan(solved[0, 0]) and solved[0, 1] == 1.0
@@ -126,8 +135,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path):
 
 
 def test_facts_name_every_planted_family():
-    got = facts_of(task("t", families=["swap", "off_by_one"], edits=2, unseen=True))
-    assert (got.family, got.edits, got.unseen) == ("off_by_one+swap", 2, True)
+    got = facts_of(task("t", families=["swap", "off_by_one"], edits=2))
+    assert (got.family, got.edits, got.unseen) == ("off_by_one+swap", 2, False)
+
+
+def test_a_task_with_one_unseen_family_is_reported_apart():
+    assert facts_of(task("t", families=["off_by_one", UNSEEN_FAMILIES[0]], edits=2)).unseen
 
 
 def test_a_suite_refuses_other_tasks_and_another_harness():

@@ -202,6 +202,7 @@ def test_run_tests_is_one_line_a_failure_and_at_most_two():
             "return x[5]",
             "IndexError: list index out of range at a.py:7",
         ),
+        ("SyntaxError: unmatched ')' (a.py, line 7)", "f())", "SyntaxError: unmatched ')' at a.py:7"),
         ("DID NOT RAISE ValueError", "with raises(ValueError):", "DID NOT RAISE ValueError"),
         ("assert <S object> == 3", "assert s == 3", "assert s == 3, got <S object>"),
         (f"assert '{'x' * 80}' == ''", "assert f() == ''", f"assert f() == '', got '{'x' * 56}..."),

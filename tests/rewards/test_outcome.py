@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cadenza.core.errors import RolloutFailure
@@ -76,6 +76,7 @@ def test_a_reward_that_is_not_finite_is_refused():
     k=st.floats(1e-4, 1.0),
     q=st.floats(0.0, 1.0),
 )
+@example(kinds=[], k=1.0, q=0.9999999999999999)
 def test_the_length_cost_is_finite_and_grows_with_every_counted_token(kinds, k, q):
     config = LengthPenalty(scale=1.0, k=k, q=q, per_call=2.0)
     cost = length_cost([segment(*kinds)], TRACE, config)

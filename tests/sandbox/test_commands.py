@@ -72,7 +72,13 @@ def test_output_flood_keeps_head_and_tail_and_says_how_much_is_missing(sandbox, 
 
 @pytest.mark.parametrize(
     "command",
-    ["read x", "python3 -i", "cat", "git commit --allow-empty -m x || true; $GIT_EDITOR; echo | $PAGER", "exec </dev/tty"],
+    [
+        "read x",
+        "python3 -i",
+        "cat",
+        "git commit --allow-empty -m x || true; $GIT_EDITOR; echo | $PAGER",
+        "exec </dev/tty",
+    ],
 )
 def test_interactive_command_returns_at_once(sandbox, run, command):
     result = run(sh(sandbox, command, timeout_s=20))
@@ -128,7 +134,7 @@ def test_memory_of_all_processes_together_is_bounded(backend, run):
         sandbox = await backend.create(SandboxSpec(limits=Limits(memory_bytes=150 << 20)))
         one = await sandbox.exec(["python3", "-S", "-c", "x = bytearray(400 << 20)"])
         child = "x = b'a' * (60 << 20); import time; time.sleep(60)"
-        several = f"for i in 1 2 3 4 5; do python3 -S -c \"{child}\" & done; wait"
+        several = f'for i in 1 2 3 4 5; do python3 -S -c "{child}" & done; wait'
         many = await sandbox.exec(["sh", "-c", several], timeout_s=20)
         again = await sandbox.exec(["echo", "alive"])
         await sandbox.destroy()

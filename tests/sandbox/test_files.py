@@ -55,7 +55,9 @@ def test_link_out_of_work_is_refused_in_every_operation(sandbox, run):
 
 @needs_namespaces
 def test_dangling_link_is_not_written_through(sandbox, run):
-    run(sandbox.exec(["sh", "-c", "ln -s /tmp/nowhere out; ln -s nowhere in; ln -s loop loop; ln -s nodir d"]))
+    run(
+        sandbox.exec(["sh", "-c", "ln -s /tmp/nowhere out; ln -s nowhere in; ln -s loop loop; ln -s nodir d"])
+    )
     for path in ("out", "in", "loop", "d/file"):
         with pytest.raises(PathRefused):
             run(sandbox.write(path, b"x"))
@@ -90,7 +92,15 @@ def test_missing_file_is_the_usual_error(sandbox, run):
 @needs_namespaces
 def test_listing_is_recursive_sorted_and_does_not_follow_links(sandbox, run):
     run(sandbox.exec(["sh", "-c", "ln -s / everything"]))
-    names = ["everything", "link", "pkg/__init__.py", "pkg/deep/two.py", "pkg/one.py", "shop.py", "test_shop.py"]
+    names = [
+        "everything",
+        "link",
+        "pkg/__init__.py",
+        "pkg/deep/two.py",
+        "pkg/one.py",
+        "shop.py",
+        "test_shop.py",
+    ]
     assert run(sandbox.list()) == names
     assert run(sandbox.list("pkg")) == [name for name in names if name.startswith("pkg/")]
 

@@ -10,7 +10,8 @@ from cadenza.sandbox.guest import frames
 
 messages = st.lists(
     st.tuples(
-        st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9), max_size=3), st.binary(max_size=50)
+        st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9), max_size=3),
+        st.binary(max_size=50),
     ),
     max_size=5,
 )
@@ -32,7 +33,9 @@ def test_file_name_that_is_not_unicode_survives():
     assert message["path"] == name
 
 
-@pytest.mark.parametrize("junk", [b"\xff" * 8, frames.HEADER.pack(2, 0) + b"[]", frames.HEADER.pack(3, 0) + b"nul"])
+@pytest.mark.parametrize(
+    "junk", [b"\xff" * 8, frames.HEADER.pack(2, 0) + b"[]", frames.HEADER.pack(3, 0) + b"nul"]
+)
 def test_broken_stream_is_reported(junk):
     with pytest.raises(frames.BrokenFrame):
         frames.Reader().feed(junk)

@@ -127,6 +127,11 @@ class Results:
         found = [r.temperature for r in self._of(view) if r.policy == policy and r.temperature > 0]
         return tuple(dict.fromkeys(found))
 
+    def common_seeds(self, view: View, new: str, old: str, *, greedy: bool = False) -> list[int]:
+        """Seeds for which both policies have results on the view."""
+        a, b = self.by_seed(view, new, greedy=greedy), self.by_seed(view, old, greedy=greedy)
+        return [seed for seed in a if seed in b]
+
     def change(self, view: View, new: str, old: str, *, k: int = 1, greedy: bool = False) -> Estimate | None:
         """Paired change of pass@k over the seeds that both policies have; None without a common one."""
         a, b = self.by_seed(view, new, greedy=greedy), self.by_seed(view, old, greedy=greedy)

@@ -198,7 +198,7 @@ def read_run(run_dir: Path, run: RunInfo | None = None) -> RunInputs:
     found = RunInputs(run or _run_info(folders, problems), problems=problems)
     for folder in folders:
         for path in sorted((folder / "metrics").glob("*.jsonl")):
-            found.metrics[path.stem] = _metrics(path, problems)
+            found.metrics[path.stem] = read_metrics(path, problems)
         found.timeline += _models(folder / "timeline.jsonl", Span, problems)
         found.trajectories += _models(folder / "trajectories.jsonl", Trajectory, problems)
         for path in sorted((folder / "evaluations").glob("*.json")):
@@ -229,7 +229,9 @@ def _run_info(folders: list[Path], problems: list[str]) -> RunInfo:
         return RunInfo(name=name)
 
 
-def _metrics(path: Path, problems: list[str]) -> Metrics:
+def read_metrics(path: Path, problems: list[str] | None = None) -> Metrics:
+    """One metric file; lines that cannot be read are left out and told to `problems`."""
+    problems = [] if problems is None else problems
     rows = [r for body in _lines(path, problems) if (r := _numbers(body)) is not None]
     by_step = {r["step"]: r for r in rows if "step" in r}
     return Metrics([by_step[step] for step in sorted(by_step)])

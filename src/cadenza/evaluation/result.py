@@ -14,7 +14,8 @@ from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CorruptArtifact, MissingArtifact
 from cadenza.core.files import disk_errors, write_bytes
 from cadenza.core.types import Rollout, Task
-from cadenza.evaluation.statistics import Outcomes
+from cadenza.evaluation.statistics import Outcomes, estimate, pass_at_k
+from cadenza.tasks.bugs import UNSEEN_FAMILIES
 
 FORMAT_VERSION = 1
 _RECORD_FIELDS = ("task", "sample", "solved", "failure", "tokens", "turns", "attempts")
@@ -24,7 +25,7 @@ class TaskFacts(StrictConfig):
     """What a slice may ask of a task. ``unseen``: one of its bug families appears only in held-out."""
 
     split: str
-    family: str  # several planted bugs: names joined by "+"
+    family: str  # several planted bugs: different names joined by "+"
     ambiguity: int
     edits: int
     unseen: bool = False
@@ -107,6 +108,18 @@ class EvalResult(StrictConfig):
                 counts[r.failure] = counts.get(r.failure, 0) + 1
         return dict(sorted(counts.items()))
 
+    def summary(self) -> str:
+        """One line for a terminal: pass@1 with its interval, or why there is none."""
+        outcomes = self.outcomes()
+        text = f"{self.policy} on {self.suite}: {len(self.tasks)} tasks x {self.samples}, t = {self.temperature:g}: "
+        try:
+            rate = estimate([pass_at_k(outcomes)])
+        except ValueError:
+            return text + "no rollout has a verdict"
+        invalid = f", {outcomes.invalid_share:.1%} without a verdict" if outcomes.invalid_share else ""
+        low, high = 100 * rate.low, 100 * rate.high
+        return f"{text}pass@1 {100 * rate.value:.1f}% [{low:.1f}, {high:.1f}]{invalid}"
+
     def save(self, path: Path) -> None:
         """Writes JSON; `path` holds the old file or the whole new one. ResourceExhausted on a full disk."""
         body = self.model_dump(mode="json", exclude={"records"})
@@ -150,10 +163,10 @@ def facts_of(task: Task) -> TaskFacts:
     families: Sequence[str] = about.get("families") or [about.get("family", "unknown")]
     return TaskFacts(
         split=task.split,
-        family="+".join(sorted(families)),
+        family="+".join(sorted(set(families))),
         ambiguity=task.ambiguity,
         edits=int(about.get("edits", len(families))),
-        unseen=bool(about.get("unseen", task.split == "unseen")),
+        unseen=any(f in UNSEEN_FAMILIES for f in families),
     )
 
 

@@ -10,14 +10,13 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from cadenza.core.errors import ServiceDied
-from cadenza.inference.engine import Engine
 from cadenza.inference.requests import Completion, EngineConfig, Request
-from cadenza.model.hf import load_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class EngineService:
@@ -29,6 +28,12 @@ class EngineService:
     """
 
     def __init__(self, model_directory: str, config: EngineConfig, version: int = 0, digest: str = "") -> None:
+        # Imported here: a process that only holds a handle on this service has no need of torch.
+        import torch
+
+        from cadenza.inference.engine import Engine
+        from cadenza.model.hf import load_model
+
         torch.set_num_threads(config.threads)
         self._engine = Engine(load_model(Path(model_directory)), version, digest, config)
         self._lock = threading.Condition()
@@ -65,6 +70,8 @@ class EngineService:
 
     def set_threads(self, threads: int) -> None:
         """Cores for the engine's products from now on (a synchronous run gives them all to one side at a time)."""
+        import torch
+
         torch.set_num_threads(threads)
 
     def stats(self) -> dict[str, float]:

@@ -26,7 +26,7 @@ class ModelConfig(StrictConfig):
     d_shared: int = 128  # hidden width of the expert every token uses; 0 for none
     short_conv: int = 2  # taps of the causal depthwise convolution before QKV; 0 for none
     rope_theta: float = 10_000.0
-    max_positions: int = 1024
+    max_positions: int = 2048
     norm_eps: float = 1e-6
     tie_embeddings: bool = True
 

@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.types import Segment, TokenKind, Verdict
 
 
 class LengthPenalty(StrictConfig):
-    """Weights of the length penalty; ``scale`` 0 turns it off. ``k`` > 0; ``q`` = 1 gives the logarithm."""
+    """Weights of the length penalty; ``scale`` 0 turns it off. ``q`` = 1 gives the logarithm."""
 
     scale: float = 0.0
-    k: float = 0.01
-    q: float = 0.5
+    k: float = Field(default=0.01, gt=0)
+    q: float = Field(default=0.5, ge=0, le=1)
     think: float = 1.0
     call: float = 1.0
     output: float = 0.25
@@ -94,9 +95,10 @@ def length_cost(segments: Sequence[Segment], trace: Sequence[dict[str, Any]], co
         + config.per_call * calls
         + config.per_turn * sum(len(segment.turns) for segment in segments)
     )
-    if config.q == 1.0:
-        return math.log1p(config.k * x) / config.k
-    return ((1 + config.k * x) ** (1 - config.q) - 1) / (config.k * (1 - config.q))
+    growth = math.log1p(config.k * float(x))
+    p = 1.0 - config.q
+    # expm1 keeps the digits that (1 + kx)^p - 1 loses for q close to 1, where the cost becomes the logarithm.
+    return (math.expm1(p * growth) / p if p else growth) / config.k
 
 
 def _summary(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -29,11 +29,21 @@ def make(archetype: str, rng: random.Random, theme: Theme) -> Draft:
 
 
 def _tagged(draft: Draft, archetype: str) -> Draft:
-    return Draft(draft.name, draft.lines, draft.purpose, draft.call, archetype, draft.shape, draft.argument,
-                 draft.imports)
+    return Draft(
+        draft.name,
+        draft.lines,
+        draft.purpose,
+        draft.call,
+        archetype,
+        draft.shape,
+        draft.argument,
+        draft.imports,
+    )
 
 
-def draw_in(owns: Callable[[int], bool], rng: random.Random, theme: Theme, archetypes: tuple[str, ...] = _NAMES) -> Draft:
+def draw_in(
+    owns: Callable[[int], bool], rng: random.Random, theme: Theme, archetypes: tuple[str, ...] = _NAMES
+) -> Draft:
     """Draws drafts until one's spec digest belongs to the caller (see ``partition.py``)."""
     while True:
         draft = make(archetypes[int(rng.random() * len(archetypes))], rng, theme)
@@ -53,7 +63,9 @@ def compose(rng: random.Random, theme: Theme, module: str, inner: Draft) -> Draf
         draft = _over_two_lists(d, inner)
     else:
         return None
-    return Draft(draft.name, draft.lines, draft.purpose, draft.call, "compose", imports=((module, inner.name),))
+    return Draft(
+        draft.name, draft.lines, draft.purpose, draft.call, "compose", imports=((module, inner.name),)
+    )
 
 
 def _over_list(d: Draw, inner: Draft) -> Draft:
@@ -64,7 +76,12 @@ def _over_list(d: Draw, inner: Draft) -> Draft:
     acc = d.pick("total", "result", "acc")
     assert inner.argument is not None
     argument = inner.argument
-    body = [f"    {acc} = {k}", f"    for {x} in {many}:", f"        {acc} += {inner.name}({x})", f"    return {acc}"]
+    body = [
+        f"    {acc} = {k}",
+        f"    for {x} in {many}:",
+        f"        {acc} += {inner.name}({x})",
+        f"    return {acc}",
+    ]
     lines = (f"def {name}({many}):", f'    """{k} plus the sum of {inner.name} over the {many}."""', *body)
 
     def call(r: random.Random) -> Call:
@@ -79,9 +96,13 @@ def _over_two_lists(d: Draw, inner: Draft) -> Draft:
     name = d.name("gap lead change", d.thing())
     assert inner.argument is not None
     argument = inner.argument
-    lines = (f"def {name}({first}, {second}):",
-             f'    """{inner.name} of {second} minus {inner.name} of {first}."""',
-             f"    before = {inner.name}({first})", f"    after = {inner.name}({second})", "    return after - before")
+    lines = (
+        f"def {name}({first}, {second}):",
+        f'    """{inner.name} of {second} minus {inner.name} of {first}."""',
+        f"    before = {inner.name}({first})",
+        f"    after = {inner.name}({second})",
+        "    return after - before",
+    )
 
     def call(r: random.Random) -> Call:
         return Call((), f"{name}({argument(r)}, {argument(r)})")

@@ -17,5 +17,13 @@ DEMO_FAMILIES: tuple[str, ...] = (
     "wrong_augmented_assign",
 )
 
-__all__ = ["ALL_FAMILIES", "DEMO_FAMILIES", "FAMILIES", "SEEN_FAMILIES", "UNSEEN_FAMILIES", "Mutation", "mutations"]
+__all__ = [
+    "ALL_FAMILIES",
+    "DEMO_FAMILIES",
+    "FAMILIES",
+    "SEEN_FAMILIES",
+    "UNSEEN_FAMILIES",
+    "Mutation",
+    "mutations",
+]
 _ = (families_operators, families_structure)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from cadenza.tasks.bugs import SEEN_FAMILIES, UNSEEN_FAMILIES, mutations
 from cadenza.tasks.draft import Call, Draft, lit
 from cadenza.tasks.families import Mutation, Scope, compiles
-from cadenza.tasks.modules import Module, draw_module, numbered, test_source
+from cadenza.tasks.modules import Module, draw_module, numbered, source_of_tests
 from cadenza.tasks.partition import owned_by
 
 _OWNS = owned_by("corpus")
@@ -42,7 +42,7 @@ def _tests(module: Module, rng: random.Random) -> str:
         for _ in range(rng.choice((1, 1, 2))):
             call = draft.call(rng)
             cases.append((draft.name, call, _value(draft, call)))
-    return test_source(module.name, cases)
+    return source_of_tests(module.name, cases)
 
 
 def _value(draft: Draft, call: Call) -> object:
@@ -70,7 +70,11 @@ def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> It
         module = draw_module(rng, _OWNS)
         index = rng.randrange(len(module.drafts))
         draft = module.drafts[index]
-        mutation = _noise(draft.lines, rng) if rng.random() < _NOISE_SHARE else draw_mutation(draft.lines, families, rng)
+        mutation = (
+            _noise(draft.lines, rng)
+            if rng.random() < _NOISE_SHARE
+            else draw_mutation(draft.lines, families, rng)
+        )
         if mutation is None:
             continue
         buggy = module.with_lines(index, mutation.apply(draft.lines))
@@ -91,7 +95,11 @@ def draw_mutation(lines: tuple[str, ...], families: tuple[str, ...], rng: random
 def _noise(lines: tuple[str, ...], rng: random.Random) -> Mutation | None:
     """A token of a body line replaced by another token of the function; lines with initial values are left alone."""
     scope = Scope(lines, rng)
-    body = [i for i, line in enumerate(lines) if line.strip() and not line.strip().startswith(("def ", "class ", '"""'))]
+    body = [
+        i
+        for i, line in enumerate(lines)
+        if line.strip() and not line.strip().startswith(("def ", "class ", '"""'))
+    ]
     pool = [t for i in body for t in _TOKEN.findall(lines[i])]
     for _ in range(8):
         i = rng.choice(body)
@@ -130,6 +138,17 @@ def _message(draft: Draft, module: Module, rng: random.Random) -> str:
         call = draft.call(rng)
         told = "; ".join((*call.setup, call.expression))
         value = lit(_value(draft, call))
-        return rng.choice((f"{told} must be {value}", f"{told} should give {value}", f"make {told} give {value}"))
-    return rng.choice((f"Fix {name}", f"{name} is wrong", f"Correct {draft.purpose}", f"Repair {name} in {module.path}",
-                       f"{draft.purpose} is not right", f"{name} must do what it says", f"Bug in {module.path}"))
+        return rng.choice(
+            (f"{told} must be {value}", f"{told} should give {value}", f"make {told} give {value}")
+        )
+    return rng.choice(
+        (
+            f"Fix {name}",
+            f"{name} is wrong",
+            f"Correct {draft.purpose}",
+            f"Repair {name} in {module.path}",
+            f"{draft.purpose} is not right",
+            f"{name} must do what it says",
+            f"Bug in {module.path}",
+        )
+    )

@@ -50,7 +50,7 @@ cd "${APP_DIR:-/app}" && git apply /solution/patch.diff
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """A task in memory. ``repo``: the buggy repository with visible tests; ``hidden``: hidden tests; ``patch``: gold."""
+    """A task in memory. ``repo``: buggy, with visible tests; ``hidden``: hidden tests; ``patch``: gold."""
 
     instruction: str
     repo: dict[str, bytes]
@@ -82,10 +82,12 @@ def is_visible_test(path: str) -> bool:
 
 def _task_toml(metadata: dict[str, Any]) -> str:
     rows = "\n".join(f"{key} = {json.dumps(value)}" for key, value in metadata.items())
-    return (f'schema_version = "1.4"\nsource = "{SOURCE}"\n\n[metadata]\n{rows}\n\n'
-            '[agent]\ntimeout_sec = 120.0\nnetwork_mode = "no-network"\n\n'
-            '[verifier]\ntimeout_sec = 30.0\nenvironment_mode = "separate"\nnetwork_mode = "no-network"\n\n'
-            '[environment]\ncpus = 1\nmemory_mb = 512\nstorage_mb = 256\nworkdir = "/app"\nnetwork_mode = "no-network"\n')
+    return (
+        f'schema_version = "1.4"\nsource = "{SOURCE}"\n\n[metadata]\n{rows}\n\n'
+        '[agent]\ntimeout_sec = 120.0\nnetwork_mode = "no-network"\n\n'
+        '[verifier]\ntimeout_sec = 30.0\nenvironment_mode = "separate"\nnetwork_mode = "no-network"\n\n'
+        '[environment]\ncpus = 1\nmemory_mb = 512\nstorage_mb = 256\nworkdir = "/app"\nnetwork_mode = "no-network"\n'
+    )
 
 
 def content_id(files: dict[str, bytes]) -> str:
@@ -118,7 +120,9 @@ def write_task(files: TaskFiles, out_dir: Path) -> Task:
 
 
 def _task(id: str, directory: Path, metadata: dict[str, Any]) -> Task:
-    return Task(id, directory, metadata["split"], metadata["ambiguity"], SOURCE, metadata["created_at"], metadata)
+    return Task(
+        id, directory, metadata["split"], metadata["ambiguity"], SOURCE, metadata["created_at"], metadata
+    )
 
 
 def write_split(tasks: Iterable[TaskFiles], split: str, out_dir: Path, digest: str) -> list[Task]:
@@ -133,9 +137,16 @@ def write_split(tasks: Iterable[TaskFiles], split: str, out_dir: Path, digest: s
     if manifest.exists():
         if json.loads(manifest.read_text()).get("config") == digest:
             return load_tasks(out_dir)
-        raise ConfigError(f"{out_dir} holds tasks of another configuration", "remove it or choose another directory")
+        raise ConfigError(
+            f"{out_dir} holds tasks of another configuration", "remove it or choose another directory"
+        )
     written = [write_task(files, out_dir) for files in tasks]
-    data = {"format_version": FORMAT_VERSION, "split": split, "config": digest, "ids": [t.id for t in written]}
+    data = {
+        "format_version": FORMAT_VERSION,
+        "split": split,
+        "config": digest,
+        "ids": [t.id for t in written],
+    }
     partial = out_dir / f".{MANIFEST}.partial"
     partial.write_text(json.dumps(data, indent=1) + "\n")
     os.replace(partial, manifest)
@@ -169,7 +180,9 @@ def load_task(directory: Path) -> Task:
         raise CorruptArtifact(f"task {directory} does not match its content hash", "generate the tasks again")
     parsed = tomllib.loads(files["task.toml"].decode())
     if parsed.get("schema_version") != "1.4":
-        raise CorruptArtifact(f"task {directory} has schema {parsed.get('schema_version')}", "only 1.4 is known")
+        raise CorruptArtifact(
+            f"task {directory} has schema {parsed.get('schema_version')}", "only 1.4 is known"
+        )
     return _task(directory.name, directory, parsed["metadata"])
 
 
@@ -185,5 +198,7 @@ def load_tasks(directory: Path) -> list[Task]:
         raise MissingArtifact(f"no finished task set in {directory}", "generate it first")
     manifest = json.loads(path.read_text())
     if manifest.get("format_version") != FORMAT_VERSION:
-        raise CorruptArtifact(f"{path} has format {manifest.get('format_version')}", "generate the tasks again")
+        raise CorruptArtifact(
+            f"{path} has format {manifest.get('format_version')}", "generate the tasks again"
+        )
     return [load_task(Path(directory) / id) for id in manifest["ids"]]

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cadenza.tasks.words import ADJECTIVES, SAMPLE_WORDS, Theme, plural
+from cadenza.tasks.words import ADJECTIVES, SAMPLE_WORDS, Theme
 
 # Comparison operators and the words that mean exactly that.
 ABOVE_BELOW = {">": "above", ">=": "of at least", "<": "below", "<=": "of at most"}
@@ -132,7 +132,9 @@ def near(rng: random.Random, *centres: int, low: int = 0, high: int = 30) -> int
     return rng.randint(low, high)
 
 
-def ints(rng: random.Random, *centres: int, low: int = 0, high: int = 20, least: int = 2, most: int = 5) -> list[int]:
+def ints(
+    rng: random.Random, *centres: int, low: int = 0, high: int = 20, least: int = 2, most: int = 5
+) -> list[int]:
     """A short list of integers, close to the centres."""
     return [near(rng, *centres, low=low, high=high) for _ in range(rng.randint(least, most))]
 
@@ -165,5 +167,3 @@ def spec_of(source: str) -> str:
 def spec_digest(source: str) -> int:
     """A 64-bit hash of the spec; names, constants of the docstring and parameters included."""
     return int.from_bytes(hashlib.blake2b(spec_of(source).encode(), digest_size=8).digest(), "big")
-
-

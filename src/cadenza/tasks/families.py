@@ -15,6 +15,9 @@ from dataclasses import dataclass
 UNSEEN_FAMILIES = ("swapped_arguments", "wrong_initial_value")
 
 
+Located = ast.expr | ast.stmt
+
+
 @dataclass(frozen=True, slots=True)
 class Mutation:
     """Line ``line`` (from 0, of the function's lines) becomes ``text``; None deletes it."""
@@ -61,7 +64,8 @@ class Scope:
             if isinstance(node, kinds):
                 yield node
 
-    def text(self, node: ast.AST) -> str:
+    def text(self, node: Located) -> str:
+        """The source of a node that lies on one line."""
         return self.lines[node.lineno - 1][node.col_offset : node.end_col_offset]
 
     def in_initial(self, node: ast.AST) -> bool:
@@ -73,17 +77,18 @@ class Scope:
             up = self.parents.get(up)
         return False
 
-    def splice(self, family: str, node: ast.AST, text: str) -> Mutation:
+    def splice(self, family: str, node: Located, text: str) -> Mutation:
         line = self.lines[node.lineno - 1]
         return Mutation(family, node.lineno - 1, line[: node.col_offset] + text + line[node.end_col_offset :])
 
-    def between(self, family: str, left: ast.AST, right: ast.AST, old: str, new: str) -> Mutation | None:
+    def between(self, family: str, left: ast.expr, right: ast.expr, old: str, new: str) -> Mutation | None:
         """Replaces the operator ``old`` written between two nodes."""
         line = self.lines[left.lineno - 1]
-        gap = line[left.end_col_offset : right.col_offset]
+        end = left.end_col_offset or 0
+        gap = line[end : right.col_offset]
         if old not in gap:
             return None
-        start = left.end_col_offset + gap.index(old)
+        start = end + gap.index(old)
         return Mutation(family, left.lineno - 1, line[:start] + new + line[start + len(old) :])
 
     def locals_of(self, f: ast.FunctionDef, before: int) -> list[str]:
@@ -114,10 +119,8 @@ def _is_initial(f: ast.FunctionDef, statement: ast.stmt) -> bool:
     if any(isinstance(n, (ast.BinOp, ast.Call, ast.Compare, ast.ListComp)) for n in ast.walk(value)):
         return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict"
     names = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
-    for later in ast.walk(f):
-        if getattr(later, "lineno", 0) > statement.lineno and _changes(later) & names:
-            return True
-    return False
+    later = [n for n in ast.walk(f) if getattr(n, "lineno", 0) > statement.lineno]
+    return any(_changes(n) & names for n in later)
 
 
 def _changes(node: ast.AST) -> set[str]:
@@ -173,9 +176,26 @@ def compiles(lines: tuple[str, ...]) -> bool:
     return True
 
 
-_SYMBOL = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.In: "in",
-           ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not", ast.Add: "+", ast.Sub: "-", ast.Mult: "*",
-           ast.FloorDiv: "//", ast.Mod: "%", ast.Div: "/", ast.And: "and", ast.Or: "or"}
+_SYMBOL = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+    ast.Is: "is",
+    ast.IsNot: "is not",
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Div: "/",
+    ast.And: "and",
+    ast.Or: "or",
+}
 
 
 def symbol(op: ast.AST) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TypeVar
 
 from cadenza.tasks.families import Mutation, Scope, comparisons, family, symbol
 from cadenza.tasks.words import SAMPLE_WORDS
+
+T = TypeVar("T", int, str)
 
 
 @family
@@ -40,7 +43,9 @@ def boolean_operator(scope: Scope) -> Iterator[Mutation]:
     """``and`` for ``or``."""
     for node in scope.of(ast.BoolOp):
         old = symbol(node.op)
-        m = scope.between("boolean_operator", node.values[0], node.values[1], old, {"and": "or", "or": "and"}[old])
+        m = scope.between(
+            "boolean_operator", node.values[0], node.values[1], old, {"and": "or", "or": "and"}[old]
+        )
         if m:
             yield m
 
@@ -77,15 +82,17 @@ def swapped_operands(scope: Scope) -> Iterator[Mutation]:
 
 def _texty(node: ast.BinOp) -> bool:
     """Whether ``+`` joins sequences: a string constant or a slice takes part."""
-    return any(isinstance(n, ast.Slice) or (isinstance(n, ast.Constant) and isinstance(n.value, str))
-               for n in ast.walk(node))
+    return any(
+        isinstance(n, ast.Slice) or (isinstance(n, ast.Constant) and isinstance(n.value, str))
+        for n in ast.walk(node)
+    )
 
 
 @family
 def off_by_one_constant(scope: Scope) -> Iterator[Mutation]:
     """An integer that is one too large or too small."""
-    for node in plain_constants(scope, int):
-        for value in (node.value + 1, node.value - 1):
+    for node, v in plain_constants(scope, int):
+        for value in (v + 1, v - 1):
             yield scope.splice("off_by_one_constant", node, str(value))
 
 
@@ -93,29 +100,39 @@ def off_by_one_constant(scope: Scope) -> Iterator[Mutation]:
 def wrong_constant_value(scope: Scope) -> Iterator[Mutation]:
     """Another number or text where a constant stands."""
     rng = scope.rng
-    for node in plain_constants(scope, int):
-        v = node.value
-        for value in {v + rng.randint(2, 9), v * 2 + 1, max(v - rng.randint(2, 9), 0), v * 10} - {v, v + 1, v - 1}:
-            yield scope.splice("wrong_constant_value", node, str(value))
-    for node in plain_constants(scope, str):
-        marks = [m for m in ",;-/:|.+_# ()[]" if m != node.value]
-        others = [rng.choice(marks)] if len(node.value) <= 1 else [rng.choice(SAMPLE_WORDS), node.value[:-1]]
+    for node, v in plain_constants(scope, int):
+        others = (v + rng.randint(2, 9), v * 2 + 1, max(v - rng.randint(2, 9), 0), v * 10)
+        for value in others:
+            if abs(value - v) > 1:
+                yield scope.splice("wrong_constant_value", node, str(value))
+    for node, text in plain_constants(scope, str):
+        marks = [m for m in ",;-/:|.+_# ()[]" if m != text]
+        others = [rng.choice(marks)] if len(text) <= 1 else [rng.choice(SAMPLE_WORDS), text[:-1]]
         for value in others:
             yield scope.splice("wrong_constant_value", node, f'"{value}"')
 
 
-def plain_constants(scope: Scope, kind: type) -> Iterator[ast.Constant]:
+def plain_constants(scope: Scope, kind: type[T]) -> Iterator[tuple[ast.Constant, T]]:
     """Constants that no other family owns: not in subscripts, ranges, initial values, keys or defaults."""
     for node in scope.of(ast.Constant):
-        if type(node.value) is not kind or scope.in_initial(node) or _inside_subscript_or_range(scope, node):
+        value = node.value
+        if (
+            not isinstance(value, kind)
+            or isinstance(value, bool)
+            or scope.in_initial(node)
+            or _inside_subscript_or_range(scope, node)
+        ):
             continue
         parent = scope.parents[node]
-        if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute) and parent.func.attr in (
-                "get", "setdefault", "pop"):
+        if (
+            isinstance(parent, ast.Call)
+            and isinstance(parent.func, ast.Attribute)
+            and parent.func.attr in ("get", "setdefault", "pop")
+        ):
             continue
         if isinstance(parent, ast.UnaryOp):
             continue
-        yield node
+        yield node, value
 
 
 def _inside_subscript_or_range(scope: Scope, node: ast.AST) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 
 from cadenza.tasks.families import Mutation, Scope, family
 
@@ -52,6 +53,9 @@ def wrong_return_value(scope: Scope) -> Iterator[Mutation]:
                 yield scope.splice(name, value, scope.text(inner))
 
 
+_SWAPPED_WITH_OWNER = ("join", "startswith", "endswith", "append")
+
+
 @family
 def swapped_arguments(scope: Scope) -> Iterator[Mutation]:
     """Two positional arguments of a call, or the two sides of a pair, the wrong way round."""
@@ -61,15 +65,21 @@ def swapped_arguments(scope: Scope) -> Iterator[Mutation]:
         if len(positional) >= 2 and not symmetric:
             yield _swap(scope, positional[0], positional[1])
     for node in scope.of(ast.Call):
-        if isinstance(node.func, ast.Attribute) and node.func.attr in ("join", "startswith", "endswith", "append"):
-            if len(node.args) == 1 and isinstance(node.args[0], (ast.Name, ast.Constant)):
-                yield _swap(scope, node.func.value, node.args[0])
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in _SWAPPED_WITH_OWNER:
+            continue
+        if len(node.args) == 1 and isinstance(node.args[0], (ast.Name, ast.Constant)):
+            yield _swap(scope, node.func.value, node.args[0])
 
 
 def _swap(scope: Scope, first: ast.expr, second: ast.expr) -> Mutation:
     line = scope.lines[first.lineno - 1]
-    text = (line[: first.col_offset] + scope.text(second) + line[first.end_col_offset : second.col_offset]
-            + scope.text(first) + line[second.end_col_offset :])
+    text = (
+        line[: first.col_offset]
+        + scope.text(second)
+        + line[first.end_col_offset : second.col_offset]
+        + scope.text(first)
+        + line[second.end_col_offset :]
+    )
     return Mutation("swapped_arguments", first.lineno - 1, text)
 
 
@@ -78,20 +88,56 @@ def missing_call(scope: Scope) -> Iterator[Mutation]:
     """A conversion that was forgotten: ``.strip()``, ``abs(...)``, ``int(...)``, ``sorted(...)``."""
     for node in scope.of(ast.Call):
         f = node.func
-        if isinstance(f, ast.Name) and f.id in ("abs", "int", "str", "sorted", "reversed", "dict", "list", "sum", "len"):
+        if isinstance(f, ast.Name) and f.id in (
+            "abs",
+            "int",
+            "str",
+            "sorted",
+            "reversed",
+            "dict",
+            "list",
+            "sum",
+            "len",
+        ):
             if len(node.args) == 1 and not scope.in_initial(node):
                 yield scope.splice("missing_call", node, scope.text(node.args[0]))
         elif isinstance(f, ast.Name) and f.id in ("max", "min") and len(node.args) == 2:
             yield scope.splice("missing_call", node, scope.text(node.args[0]))
-        elif isinstance(f, ast.Attribute) and f.attr in ("strip", "lower", "upper", "title", "replace", "rjust", "ljust"):
+        elif isinstance(f, ast.Attribute) and f.attr in (
+            "strip",
+            "lower",
+            "upper",
+            "title",
+            "replace",
+            "rjust",
+            "ljust",
+        ):
             yield scope.splice("missing_call", node, scope.text(f.value))
 
 
-_METHODS = {"append": ("extend",), "lower": ("upper", "strip"), "upper": ("lower", "title"), "title": ("upper",),
-            "strip": ("lstrip", "lower"), "startswith": ("endswith",), "endswith": ("startswith",),
-            "ljust": ("rjust",), "rjust": ("ljust",), "items": ("keys",), "find": ("rfind",), "split": ("partition",),
-            "get": ("pop",), "values": ("keys",)}
-_BUILTINS = {"max": ("min",), "min": ("max",), "sum": ("max", "len"), "len": ("sum", "max"), "sorted": ("list",)}
+_METHODS = {
+    "append": ("extend",),
+    "lower": ("upper", "strip"),
+    "upper": ("lower", "title"),
+    "title": ("upper",),
+    "strip": ("lstrip", "lower"),
+    "startswith": ("endswith",),
+    "endswith": ("startswith",),
+    "ljust": ("rjust",),
+    "rjust": ("ljust",),
+    "items": ("keys",),
+    "find": ("rfind",),
+    "split": ("partition",),
+    "get": ("pop",),
+    "values": ("keys",),
+}
+_BUILTINS = {
+    "max": ("min",),
+    "min": ("max",),
+    "sum": ("max", "len"),
+    "len": ("sum", "max"),
+    "sorted": ("list",),
+}
 
 
 @family
@@ -130,13 +176,22 @@ def _other_slices(scope: Scope, node: ast.Slice) -> Iterator[str]:
     if node.step:
         yield ":"
     elif low and high:
-        yield f"{low}:{high} + 1" if not isinstance(node.upper, ast.Constant) else f"{low}:{_add(node.upper, 1)}"
-        yield f"{low} + 1:{high}" if not isinstance(node.lower, ast.Constant) else f"{_add(node.lower, 1)}:{high}"
+        yield (
+            f"{low}:{high} + 1"
+            if not isinstance(node.upper, ast.Constant)
+            else f"{low}:{_add(node.upper, 1)}"
+        )
+        yield (
+            f"{low} + 1:{high}"
+            if not isinstance(node.lower, ast.Constant)
+            else f"{_add(node.lower, 1)}:{high}"
+        )
         yield f"{low}:"
         yield f":{high}"
     elif low or high:
         yield f"{high}:" if high else f":{low}"
         bound = node.upper or node.lower
+        assert bound is not None
         shifted = _add(bound, 1) if isinstance(bound, ast.Constant) else f"{scope.text(bound)} + 1"
         yield f":{shifted}" if high else f"{shifted}:"
 
@@ -175,15 +230,24 @@ def _other_ranges(scope: Scope, node: ast.Call) -> Iterator[tuple[ast.expr, str]
 def wrong_key_or_default(scope: Scope) -> Iterator[Mutation]:
     """Another key of the row, another key variable, or another default."""
     name = "wrong_key_or_default"
-    keys = sorted({n.value for n in scope.of(ast.Constant) if isinstance(n.value, str) and n.value.isidentifier()
-                   and _is_key(scope, n)})
+    keys = sorted(
+        {
+            n.value
+            for n in scope.of(ast.Constant)
+            if isinstance(n.value, str) and n.value.isidentifier() and _is_key(scope, n)
+        }
+    )
     for node in scope.of(ast.Constant):
         if _is_key(scope, node) and isinstance(node.value, str):
             for other in (*keys, node.value + "s"):
                 if other != node.value:
                     yield scope.splice(name, node, f'"{other}"')
     for node in scope.of(ast.Call):
-        if isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "setdefault") and len(node.args) == 2:
+        if (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("get", "setdefault")
+            and len(node.args) == 2
+        ):
             default = node.args[1]
             if isinstance(default, ast.Constant) and isinstance(default.value, int):
                 yield scope.splice(name, default, str(default.value + 1))
@@ -198,8 +262,12 @@ def _is_key(scope: Scope, node: ast.Constant) -> bool:
     parent = scope.parents[node]
     if isinstance(parent, ast.Subscript):
         return parent.slice is node and isinstance(node.value, str)
-    return (isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute)
-            and parent.func.attr in ("get", "setdefault") and parent.args[0] is node)
+    return (
+        isinstance(parent, ast.Call)
+        and isinstance(parent.func, ast.Attribute)
+        and parent.func.attr in ("get", "setdefault")
+        and parent.args[0] is node
+    )
 
 
 @family
@@ -217,7 +285,7 @@ def wrong_indentation(scope: Scope) -> Iterator[Mutation]:
     """A statement inside the loop or branch that belongs after it, or the reverse."""
     name = "wrong_indentation"
     for body in _blocks(scope):
-        for before, after in zip(body, body[1:], strict=False):
+        for before, after in pairwise(body):
             if isinstance(before, (ast.For, ast.While, ast.If)) and _one_line(after):
                 last = _deepest_last(before)
                 line = scope.lines[after.lineno - 1].lstrip()
@@ -228,7 +296,9 @@ def wrong_indentation(scope: Scope) -> Iterator[Mutation]:
         block = node.orelse or node.body
         if len(block) > 1 and _one_line(block[-1]):
             last = block[-1]
-            yield Mutation(name, last.lineno - 1, " " * (last.col_offset - 4) + scope.lines[last.lineno - 1].lstrip())
+            yield Mutation(
+                name, last.lineno - 1, " " * (last.col_offset - 4) + scope.lines[last.lineno - 1].lstrip()
+            )
 
 
 def _one_line(statement: ast.stmt) -> bool:

@@ -1,7 +1,7 @@
 """Generated repair tasks: draw a repository, plant verified bugs, write visible and hidden tests and an issue.
 
-The algorithm, from top to bottom: ``planted_tasks`` draws plans, screens them by running (``screen.py``), and turns each
-plan whose bugs the calls reveal into the files of a task. ``generate_split`` writes them as Harbor task directories.
+The algorithm, from top to bottom: ``planted_tasks`` draws plans, screens them by running (``screen.py``), and turns
+each plan whose bugs the calls reveal into the files of a task. ``generate_split`` writes Harbor task directories.
 Everything follows from ``GeneratorConfig``: same config, same bytes.
 """
 
@@ -21,10 +21,10 @@ from cadenza.core.config import StrictConfig
 from cadenza.core.errors import ConfigError
 from cadenza.core.types import Task
 from cadenza.tasks.bugs import ALL_FAMILIES, DEMO_FAMILIES, UNSEEN_FAMILIES
-from cadenza.tasks.directory import TaskFiles, write_split
+from cadenza.tasks.directory import TaskFiles, load_tasks, write_split
 from cadenza.tasks.draft import lit
 from cadenza.tasks.issues import Symptom, issue_text, leaks
-from cadenza.tasks.modules import test_names, test_source
+from cadenza.tasks.modules import names_of_tests, source_of_tests
 from cadenza.tasks.partition import PARTITION
 from cadenza.tasks.patch import make_patch
 from cadenza.tasks.plan import Plan, PlannedCall, draw_plan
@@ -33,6 +33,8 @@ from cadenza.tasks.words import spoken
 
 _BATCH = 48
 
+__all__ = ["GeneratorConfig", "SplitConfig", "draw_tasks", "generate_split", "load_tasks", "planted_tasks"]
+
 
 class SplitConfig(StrictConfig):
     """What one split holds."""
@@ -40,7 +42,7 @@ class SplitConfig(StrictConfig):
     count: int = Field(gt=0)
     families: tuple[str, ...] = ()  # none: all that a split of this name may use
     two_edit_share: float = Field(default=0.0, ge=0, le=1)
-    unseen_share: float = Field(default=0.0, ge=0, le=1)  # of the bugs; 0 leaves unseen families at par with the others
+    unseen_share: float = Field(default=0.0, ge=0, le=1)  # of the bugs; 0: at par with the other families
     two_files: bool = False  # two edits always in two files; otherwise half of the two-edit tasks are
     max_modules: int = Field(default=6, ge=1, le=6)
     levels: tuple[float, float, float] = (0.4, 0.35, 0.25)  # shares of the ambiguity levels 0, 1, 2
@@ -57,7 +59,8 @@ def _splits() -> dict[str, SplitConfig]:
         "val": SplitConfig(count=200, families=_seen(), two_edit_share=0.2),
         "heldout": SplitConfig(count=400, families=ALL_FAMILIES, unseen_share=0.25),
         "heldout_hard": SplitConfig(
-            count=200, families=ALL_FAMILIES, unseen_share=0.25, two_edit_share=1.0, two_files=True),
+            count=200, families=ALL_FAMILIES, unseen_share=0.25, two_edit_share=1.0, two_files=True
+        ),
     }
 
 
@@ -84,7 +87,10 @@ class GeneratorConfig(StrictConfig):
         for name, split in values["splits"].items():
             if isinstance(split, dict) and not split.get("families"):
                 allowed = DEMO_FAMILIES if name == "demo" else ALL_FAMILIES
-                split = {**split, "families": tuple(f for f in allowed if name.startswith("heldout") or f not in unseen)}
+                split = {
+                    **split,
+                    "families": tuple(f for f in allowed if name.startswith("heldout") or f not in unseen),
+                }
             filled[name] = split
         return {**values, "splits": filled}
 
@@ -109,13 +115,16 @@ def generate_split(config: GeneratorConfig, split: str, out_dir: Path) -> list[T
         ConfigError: the config has no such split, or ``out_dir`` holds something else.
     """
     if split not in config.splits:
-        raise ConfigError(f"no split {split!r} in the generator config", f"one of: {', '.join(config.splits)}")
+        raise ConfigError(
+            f"no split {split!r} in the generator config", f"one of: {', '.join(config.splits)}"
+        )
     files = islice(planted_tasks(config, split), config.splits[split].count)
     return write_split(files, split, out_dir, digest=_config_digest(config, split))
 
 
 def _config_digest(config: GeneratorConfig, split: str) -> str:
-    text = f"{config.seed} {config.created_at} {config.unseen_families} {config.splits[split].model_dump_json()}"
+    settings = config.splits[split].model_dump_json()
+    text = f"{config.seed} {config.created_at} {config.unseen_families} {settings}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -142,7 +151,9 @@ def planted_tasks(config: GeneratorConfig, split: str) -> Iterator[TaskFiles]:
                 yield files
 
 
-def _candidate(config: GeneratorConfig, split: str, accepted: dict[str, int], index: int) -> tuple[Plan | None, int]:
+def _candidate(
+    config: GeneratorConfig, split: str, accepted: dict[str, int], index: int
+) -> tuple[Plan | None, int]:
     settings = config.splits[split]
     rng = random.Random(f"{config.seed}/{split}/{index}")
     edits = 2 if rng.random() < settings.two_edit_share else 1
@@ -154,11 +165,17 @@ def _candidate(config: GeneratorConfig, split: str, accepted: dict[str, int], in
     return draw_plan(rng, split, families, modules, two_files), level
 
 
-def _family(config: GeneratorConfig, settings: SplitConfig, accepted: dict[str, int], rng: random.Random) -> str:
+def _family(
+    config: GeneratorConfig, settings: SplitConfig, accepted: dict[str, int], rng: random.Random
+) -> str:
     """A family of those with fewest tasks so far: families differ widely in how many of their mutants survive."""
     unseen = [f for f in settings.families if f in config.unseen_families]
     if settings.unseen_share and unseen:
-        pool = unseen if rng.random() < settings.unseen_share else [f for f in settings.families if f not in unseen]
+        pool = (
+            unseen
+            if rng.random() < settings.unseen_share
+            else [f for f in settings.families if f not in unseen]
+        )
     else:
         pool = list(settings.families)
     pool.sort(key=lambda f: accepted[f])
@@ -199,7 +216,9 @@ def _cases(plan: Plan, screened: Screened) -> list[_Case]:
     return out
 
 
-def _build(plan: Plan, screened: Screened, split: str, level: int, created_at: str, rng: random.Random) -> TaskFiles | None:
+def _build(
+    plan: Plan, screened: Screened, split: str, level: int, created_at: str, rng: random.Random
+) -> TaskFiles | None:
     """The files of a task, or None if the calls do not reveal every bug twice with different inputs."""
     cases = _cases(plan, screened)
     chosen = _choose(plan, cases, rng)
@@ -210,11 +229,13 @@ def _build(plan: Plan, screened: Screened, split: str, level: int, created_at: s
     bad = {f"{name}.py": text.encode() for name, text in plan.sources(plan.bugs).items()}
     tests, hidden_tests, expected = {}, {}, []
     for i, module in enumerate(plan.modules):
-        for cases_of, target, path in ((visible, tests, f"test_{module.name}.py"),
-                                       (hidden, hidden_tests, f"test_hidden_{module.name}.py")):
+        for cases_of, target, path in (
+            (visible, tests, f"test_{module.name}.py"),
+            (hidden, hidden_tests, f"test_hidden_{module.name}.py"),
+        ):
             if rows := [_row(plan, c) for c in cases_of if c.planned.module == i]:
-                target[path] = test_source(module.name, rows).encode()
-                expected += [f"{path}::{name}" for name in test_names(rows)]
+                target[path] = source_of_tests(module.name, rows).encode()
+                expected += [f"{path}::{name}" for name in names_of_tests(rows)]
     symptoms = [_symptom(plan, c) for c in shown]
     text = issue_text(symptoms, level, rng)
     if leaks(text, level, [s.name for s in symptoms], [s.purpose for s in symptoms]):
@@ -235,10 +256,16 @@ def _build(plan: Plan, screened: Screened, split: str, level: int, created_at: s
 
 
 def _row(plan: Plan, case: _Case):
-    return plan.modules[case.planned.module].drafts[case.planned.draft].name, case.planned.call, case.seen.value
+    return (
+        plan.modules[case.planned.module].drafts[case.planned.draft].name,
+        case.planned.call,
+        case.seen.value,
+    )
 
 
-def _choose(plan: Plan, cases: list[_Case], rng: random.Random) -> tuple[list[_Case], list[_Case], list[_Case]] | None:
+def _choose(
+    plan: Plan, cases: list[_Case], rng: random.Random
+) -> tuple[list[_Case], list[_Case], list[_Case]] | None:
     """(visible, hidden, one shown symptom per bug); visible and hidden inputs differ."""
     visible: list[_Case] = []
     hidden: list[_Case] = []
@@ -282,8 +309,15 @@ def _symptom(plan: Plan, case: _Case) -> Symptom:
     call = case.planned.call
     actual = case.seen.actual[0]
     assert actual is not None
-    return Symptom(draft.name, draft.purpose, "; ".join((*call.setup, call.expression)), lit(case.seen.value), actual,
-                   module.path, spoken(module.theme.name))
+    return Symptom(
+        draft.name,
+        draft.purpose,
+        "; ".join((*call.setup, call.expression)),
+        lit(case.seen.value),
+        actual,
+        module.path,
+        spoken(module.theme.name),
+    )
 
 
 def draw_tasks(config: GeneratorConfig, split: str, count: int) -> Sequence[TaskFiles]:

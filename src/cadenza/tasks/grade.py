@@ -21,8 +21,23 @@ from cadenza.tasks.patch import PatchRefused, apply_patch
 
 # Files that steer pytest or the interpreter: a patch that touches one is refused (SWE-bench 601, 620: a conftest hook
 # turned failures into passes in every report).
-STEERING = ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "setup.cfg", "tox.ini",
-            "pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pth", "pytest.py", "_pytest", "pluggy", "pluggy.py")
+STEERING = (
+    "conftest.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
+    "setup.cfg",
+    "tox.ini",
+    "pyproject.toml",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "*.pth",
+    "pytest.py",
+    "_pytest",
+    "pluggy",
+    "pluggy.py",
+)
 TEST_TIMEOUT_S = 5.0
 
 
@@ -36,8 +51,11 @@ def is_test_path(path: str) -> bool:
 
 def steering_paths(paths: Iterable[str]) -> list[str]:
     """Those of the paths with a component that steers the test run."""
-    return [p for p in paths
-            if any(fnmatchcase(part.lower(), pattern) for part in PurePosixPath(p).parts for pattern in STEERING)]
+    return [
+        p
+        for p in paths
+        if any(fnmatchcase(part.lower(), pattern) for part in PurePosixPath(p).parts for pattern in STEERING)
+    ]
 
 
 def graded_changes(base: dict[str, bytes], patch: str) -> dict[str, bytes | None]:
@@ -74,7 +92,9 @@ async def grade(backend: Any, task: Task, patch: str, deadline_s: float) -> Verd
         return Verdict(None, RolloutFailure("patch_refused", str(e), retry=False, counts=True))
     try:
         async with asyncio.timeout(deadline_s):
-            sandbox = await backend.create(SandboxSpec(layers=(root,), labels={"task": task.id, "for": "grade"}))
+            sandbox = await backend.create(
+                SandboxSpec(layers=(root,), labels={"task": task.id, "for": "grade"})
+            )
             try:
                 result = await _run_tests(sandbox, task, changes)
             finally:
@@ -85,7 +105,9 @@ async def grade(backend: Any, task: Task, patch: str, deadline_s: float) -> Verd
         detail = str(e) or f"grading took longer than {deadline_s:g} s"
         return Verdict(None, RolloutFailure("grader_timeout", detail, retry=True, counts=False))
     except OSError as e:
-        return Verdict(None, RolloutFailure("grader_crashed", f"{type(e).__name__}: {e}", retry=True, counts=False))
+        return Verdict(
+            None, RolloutFailure("grader_crashed", f"{type(e).__name__}: {e}", retry=True, counts=False)
+        )
     return verdict_of(task.metadata["expected_tests"], result)
 
 
@@ -94,7 +116,7 @@ async def _run_tests(sandbox: Sandbox, task: Task, changes: dict[str, bytes | No
         await (sandbox.remove(path) if data is None else sandbox.write(path, data))
     for path, data in hidden_tests(task).items():
         await sandbox.write(path, data)
-    return await sandbox.pytest(test_files(task), timeout_s=TEST_TIMEOUT_S)
+    return await sandbox.pytest(files_of_tests(task), timeout_s=TEST_TIMEOUT_S)
 
 
 def hidden_tests(task: Task) -> dict[str, bytes]:
@@ -102,28 +124,31 @@ def hidden_tests(task: Task) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted((task.directory / "tests").glob("test_hidden_*.py"))}
 
 
-def test_files(task: Task) -> list[str]:
+def files_of_tests(task: Task) -> list[str]:
     """The files of the expected tests, in order; only these are collected."""
     return list(dict.fromkeys(id.split("::")[0] for id in task.metadata["expected_tests"]))
-
-
-test_files.__test__ = False  # pytest would collect it where a test module imports it
 
 
 def verdict_of(expected: list[str], result: PytestResult) -> Verdict:
     """Score of a finished run. A missing expected test has failed (SWE-smith 24); no expected tests is no grade.
 
-    A run that was cut off, by time or by a limit, or in which pytest itself broke, is a failure and not a score.
+    Code that ends the process, or breaks pytest from inside (``SystemExit`` at import gives its internal error), has
+    its tests missing and scores 0: the tests are trusted and validated, so the patch did it. A run that was cut off
+    by time, or a wrong call of pytest, is a failure and not a score.
     """
     if not expected:
-        return Verdict(None, RolloutFailure("grader_crashed", "the task expects no tests", retry=False, counts=False))
+        return Verdict(
+            None, RolloutFailure("grader_crashed", "the task expects no tests", retry=False, counts=False)
+        )
     tests = {id: result.tests.get(id, "missing") for id in expected}
     if result.timed_out:
         detail = f"the tests ran longer than {TEST_TIMEOUT_S:g} s"
         return Verdict(None, RolloutFailure("grader_timeout", detail, retry=False, counts=True), tests)
-    if result.exit_code in (3, 4):  # pytest: internal error, usage error
+    if result.exit_code == 4:  # usage error: a test file is not where we put it
         detail = f"pytest ended with {result.exit_code}: {result.output[-300:]}"
         return Verdict(None, RolloutFailure("grader_crashed", detail, retry=True, counts=False), tests)
     passed = all(outcome == "passed" for outcome in tests.values())
-    clean = result.exit_code == 0  # every collected test is expected, so passing means 0: anything else ended early
+    clean = (
+        result.exit_code == 0
+    )  # every collected test is expected, so passing means 0: anything else ended early
     return Verdict(1.0 if passed and clean else 0.0, None, tests, result.output[-2000:])

@@ -77,8 +77,13 @@ def issue_text(symptoms: list[Symptom], level: int, rng: random.Random) -> str:
 
 def _one(symptom: Symptom, level: int, rng: random.Random) -> str:
     form = rng.choice(_PRECISE if level == 0 else _SYMPTOM)
-    text = form.format(name=symptom.name, purpose=symptom.purpose, call=symptom.call, expected=symptom.expected,
-                       actual=symptom.actual)
+    text = form.format(
+        name=symptom.name,
+        purpose=symptom.purpose,
+        call=symptom.call,
+        expected=symptom.expected,
+        actual=symptom.actual,
+    )
     return text if level == 0 else text[0].upper() + text[1:]
 
 

@@ -99,7 +99,9 @@ def draw_module(
 def _module_name(rng: random.Random, theme: Theme, taken: set[str]) -> str:
     while True:
         noun = rng.choice(theme.things + theme.amounts)
-        name = rng.choice((plural(noun), plural(noun), f"{noun}_rules", f"{noun}_tools", f"my_{plural(noun)}"))
+        name = rng.choice(
+            (plural(noun), plural(noun), f"{noun}_rules", f"{noun}_tools", f"my_{plural(noun)}")
+        )
         if name not in taken:
             return name
 
@@ -109,7 +111,7 @@ def numbered(source: str) -> str:
     return "\n".join(f"{i}|{line}" for i, line in enumerate(source.rstrip("\n").split("\n"), 1))
 
 
-def test_source(module: str, cases: Sequence[tuple[str, Call, object]], prefix: str = "test") -> str:
+def source_of_tests(module: str, cases: Sequence[tuple[str, Call, object]], prefix: str = "test") -> str:
     """A test file: one assert per test function.
 
     Args:
@@ -117,14 +119,18 @@ def test_source(module: str, cases: Sequence[tuple[str, Call, object]], prefix: 
     """
     imported = ", ".join(dict.fromkeys(name for name, _, _ in cases))
     out = [f"from {module} import {imported}"]
-    for test_name, (_, call, value) in zip(test_names(cases, prefix), cases, strict=True):
-        out += ["", f"def {test_name}():", *(f"    {line}" for line in call.setup),
-                f"    assert {call.expression} == {lit(value)}"]
+    for test_name, (_, call, value) in zip(names_of_tests(cases, prefix), cases, strict=True):
+        out += [
+            "",
+            f"def {test_name}():",
+            *(f"    {line}" for line in call.setup),
+            f"    assert {call.expression} == {lit(value)}",
+        ]
     return "\n".join(out) + "\n"
 
 
-def test_names(cases: Sequence[tuple[str, Call, object]], prefix: str = "test") -> list[str]:
-    """``test_total``, ``test_total_2``, ...: the test functions that ``test_source`` writes, in order."""
+def names_of_tests(cases: Sequence[tuple[str, Call, object]], prefix: str = "test") -> list[str]:
+    """``test_total``, ``test_total_2``, ...: the test functions that ``source_of_tests`` writes, in order."""
     seen: dict[str, int] = {}
     names = []
     for name, _, _ in cases:
@@ -132,7 +138,3 @@ def test_names(cases: Sequence[tuple[str, Call, object]], prefix: str = "test") 
         seen[stem] = seen.get(stem, 0) + 1
         names.append(stem if seen[stem] == 1 else f"{stem}_{seen[stem]}")
     return names
-
-
-test_source.__test__ = False  # pytest would collect them where a test module imports them
-test_names.__test__ = False

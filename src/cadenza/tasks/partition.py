@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 BUCKETS = 100
 PARTITION: dict[str, range] = {
-    "corpus": range(0, 40),
+    "corpus": range(40),
     "demo": range(40, 55),
     "train": range(55, 78),
     "val": range(78, 82),

@@ -113,7 +113,11 @@ def _quoted(path: str) -> str:
     if not re.search(r'[\x00-\x1f\x7f"\\]', path):
         return path
     table = {v: "\\" + k for k, v in _ESCAPES.items()}
-    return '"' + "".join(table.get(c) or (f"\\{ord(c):03o}" if ord(c) < 32 or ord(c) == 127 else c) for c in path) + '"'
+    return (
+        '"'
+        + "".join(table.get(c) or (f"\\{ord(c):03o}" if ord(c) < 32 or ord(c) == 127 else c) for c in path)
+        + '"'
+    )
 
 
 def _unquoted(name: str) -> str:
@@ -169,7 +173,9 @@ def _apply_file(tree: dict[str, bytes], lines: list[str], i: int, seen: set[str]
             old_name = line[4:]
         elif line.startswith("+++ "):
             new_name = line[4:]
-        elif not line.startswith(("index ", "new file mode 100", "deleted file mode 100", "old mode 100", "new mode 100")):
+        elif not line.startswith(
+            ("index ", "new file mode 100", "deleted file mode 100", "old mode 100", "new mode 100")
+        ):
             raise PatchRefused(f"line {i + 1}: {line[:60]!r} is not supported")
         i += 1
     path = _path_of(header, old_name, new_name)

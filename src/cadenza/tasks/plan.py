@@ -68,8 +68,11 @@ class Plan:
         def pick(sources: dict[str, str]):
             return tuple((name, text) for i, (name, text) in enumerate(sources.items()) if i in used)
 
-        return Probe(pick(self.sources(())), tuple(pick(self.sources(v)) for v in versions),
-                     tuple((self.modules[c.module].name, c.call) for c in self.calls))
+        return Probe(
+            pick(self.sources(())),
+            tuple(pick(self.sources(v)) for v in versions),
+            tuple((self.modules[c.module].name, c.call) for c in self.calls),
+        )
 
     def _needed(self) -> set[int]:
         """Modules that the calls need: those called, and those they import from."""
@@ -110,7 +113,9 @@ def draw_plan(
     return Plan(repository, bugs, calls, tested)
 
 
-def _target(rng: random.Random, owns: Callable[[int], bool], theme, family: str) -> tuple[Draft, Mutation] | None:
+def _target(
+    rng: random.Random, owns: Callable[[int], bool], theme, family: str
+) -> tuple[Draft, Mutation] | None:
     for _ in range(_FAMILY_TRIES):
         draft = draw_in(owns, rng, theme)
         if found := mutations(draft.lines, (family,), rng):
@@ -118,7 +123,9 @@ def _target(rng: random.Random, owns: Callable[[int], bool], theme, family: str)
     return None
 
 
-def _repository(rng, owns, theme, targets, count, two_files) -> tuple[tuple[Module, ...], tuple[Bug, ...]] | None:
+def _repository(
+    rng, owns, theme, targets, count, two_files
+) -> tuple[tuple[Module, ...], tuple[Bug, ...]] | None:
     """Modules around the targets, shuffled; imported modules stay before their users."""
     if len(targets) == 2 and targets[0][0].name == targets[1][0].name:
         return None

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from cadenza.core.errors import DeadlineExceeded
 from cadenza.tasks.draft import Call, lit
 
-CALL_CPU_S = 0.02  # of user CPU time, so that a busy machine changes no verdict; a clean call takes microseconds
+CALL_CPU_S = (
+    0.02  # of user CPU time, so that a busy machine changes no verdict; a clean call takes microseconds
+)
 BATCH_DEADLINE_S = 60.0
 _MEMORY_ROOM = 512 << 20
 ENDLESS = "does not end"  # of a buggy version that ran into the limit
@@ -101,7 +103,9 @@ def _collect(read: int, count: int) -> list[Screened]:
     deadline = time.monotonic() + BATCH_DEADLINE_S
     while len(done) < count:
         if not select.select([read], [], [], max(deadline - time.monotonic(), 0))[0]:
-            raise DeadlineExceeded("screening of generated code", "report this: a probe outlived its CPU limit")
+            raise DeadlineExceeded(
+                "screening of generated code", "report this: a probe outlived its CPU limit"
+            )
         chunk = os.read(read, 1 << 16)
         if not chunk:
             break
@@ -155,9 +159,12 @@ def _run(probe: Probe) -> Screened:
             else:
                 actual.append(_difference(_observe(namespaces, module, code), v))
         versions.append(actual)
-    return Screened(tuple(
-        None if v is _NOTHING else Observation(v, tuple(version[i] for version in versions))
-        for i, v in enumerate(plain)))
+    return Screened(
+        tuple(
+            None if v is _NOTHING else Observation(v, tuple(version[i] for version in versions))
+            for i, v in enumerate(plain)
+        )
+    )
 
 
 def _touched(good: Sources, buggy: Sources) -> set[str]:

@@ -1,4 +1,4 @@
-"""Validation of written tasks by running them in real sandboxes: the gold patch passes everything, no patch does not."""
+"""Validation of written tasks in real sandboxes: the gold patch passes everything, no patch does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from cadenza.core.types import Task
 from cadenza.sandbox import SandboxSpec
 from cadenza.tasks.directory import read_tree
-from cadenza.tasks.grade import graded_changes, hidden_tests, test_files, verdict_of
+from cadenza.tasks.grade import files_of_tests, graded_changes, hidden_tests, verdict_of
 
 _TIMEOUT_S = 10.0
 
@@ -51,7 +51,7 @@ async def _fault(task: Task, backend: Any) -> str | None:
     try:
         for path, data in hidden_tests(task).items():
             await sandbox.write(path, data)
-        before = await sandbox.pytest(test_files(task), timeout_s=_TIMEOUT_S)
+        before = await sandbox.pytest(files_of_tests(task), timeout_s=_TIMEOUT_S)
         if before.timed_out:
             return "the unrepaired repository does not end"
         failed = [id for id in expected if before.tests.get(id) != "passed"]
@@ -60,7 +60,7 @@ async def _fault(task: Task, backend: Any) -> str | None:
             return "the unrepaired repository passes its visible or its hidden tests"
         for path, data in changes.items():
             await (sandbox.remove(path) if data is None else sandbox.write(path, data))
-        after = await sandbox.pytest(test_files(task), timeout_s=_TIMEOUT_S)
+        after = await sandbox.pytest(files_of_tests(task), timeout_s=_TIMEOUT_S)
     finally:
         await sandbox.destroy()
     verdict = verdict_of(expected, after)

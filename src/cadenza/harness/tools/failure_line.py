@@ -7,9 +7,11 @@ line comes from the test file, the value from pytest's message, because pytest d
 from __future__ import annotations
 
 import ast
+import re
 
 _MOST_SOURCE = 160
 _MOST_VALUE = 60
+_OWN_PLACE = re.compile(r" \([^()]*, line \d+\)$")
 _OPERATORS = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
     ast.In: "in", ast.NotIn: "not in", ast.Is: "is", ast.IsNot: "is not",
@@ -33,7 +35,11 @@ def failure_line(message: str, source: str | None, place: str | None) -> str:
                 return f"{source}, got {_short(got, _MOST_VALUE)}"
         return _short(_with_calls(explained, message), _MOST_SOURCE)
     first = message.strip().split("\n", 1)[0].removeprefix("Failed: ")
-    return _short(first, _MOST_SOURCE) + (f" at {place}" if place and _is_exception(first) else "")
+    first = first.replace("/work/", "")
+    if not (place and _is_exception(first)):
+        return _short(first, _MOST_SOURCE)
+    # A SyntaxError says its place itself, in more tokens.
+    return f"{_short(_OWN_PLACE.sub('', first), _MOST_SOURCE)} at {place}"
 
 
 def _explained(message: str) -> str | None:

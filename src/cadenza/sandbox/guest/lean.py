@@ -82,6 +82,8 @@ def run_items(session: Session, report: Callable[[str, str, Any], None]) -> None
 
 
 def _special(item: pytest.Function) -> bool:
+    if "tmp_path" in item.fixturenames:  # its clean-up reads the reports of all phases
+        return True
     for _ in item.iter_markers():
         return True
     return inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj)

@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ OPTIONS = (
     "-c", "/dev/null", "--import-mode=prepend", "--assert=plain", "-s",
     *(f"-pno:{name}" for name in (
         "cacheprovider", "terminal", "faulthandler", "junitxml", "pastebin", "stepwise", "setuponly", "setupplan",
-        "threadexception", "unraisableexception", "warnings", "doctest", "debugging", "legacypath",
+        "threadexception", "unraisableexception", "warnings", "doctest", "legacypath",
     )),
 )  # fmt: skip
 # The lean session leaves out what most test files never name and every test would pay for.
 LEAN = (*(option for option in OPTIONS if option != "-s"), "-pno:capture", "-pno:logging", "-pno:subtests")
+OWN = sys.prefix + "/"  # taken before a relocation: compiled code keeps the paths it was loaded from
 MESSAGE_LIMIT = 4000  # characters of one failure's message
 # Modules that a repository's file of the same name must not displace: the interpreter and pytest stand on them.
 KEPT = frozenset(sys.builtin_module_names) | {
@@ -76,7 +77,7 @@ class Reporter:
         while data:
             data = data[os.write(self._sink, data) :]
 
-    @pytest.hookimpl(tryfirst=True)
+    # Not tryfirst: unittest's hook, which puts the real exception in place, must come before.
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> TestReport | None:
         if call.excinfo is not None and call.excinfo.errisinstance(
             (pytest.skip.Exception, unittest.SkipTest)
@@ -108,10 +109,19 @@ class Reporter:
             line["failure"] = _failure(_crash(excinfo))
         self.emit(line)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, CollectReport, CollectReport]:
+        report = yield
+        excinfo = report.call.excinfo  # type: ignore[attr-defined]  # pytest drops it before pytest_collectreport
+        if report.failed and excinfo is not None:
+            report.crash = _crash(excinfo)  # type: ignore[attr-defined]
+        return report
+
     def pytest_collectreport(self, report: CollectReport) -> None:
         if report.failed:
-            excinfo = report.call.excinfo  # type: ignore[attr-defined]
-            crash = _crash(excinfo) if excinfo is not None else str(report.longrepr)
+            crash = getattr(report, "crash", None) or str(report.longrepr)
             self.emit({"collection": report.nodeid, "failure": _failure(crash)})
 
 
@@ -155,7 +165,7 @@ def _place(error: BaseException) -> tuple[str, int, str]:
     trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if name.startswith(ROOT + "/") or not path:
+        if (name.startswith(ROOT + "/") and not name.startswith(OWN)) or not path:
             path, line = name, trace.tb_lineno
         trace = trace.tb_next
     return _relative(path), line, _source(path, line)
@@ -258,7 +268,8 @@ def run(sessions: tuple[Warm, Warm], args: list[str], conftest: bool, sink: int)
         reporter = Reporter()
         reporter.attach(sink)
         sys.path.insert(0, ROOT)
-        options = [*OPTIONS, "--rootdir", ROOT] + ([] if conftest else ["--noconftest"])
+        options = [option for option in OPTIONS if option != "-pno:terminal"]  # -q, -v, --tb are its options
+        options += ["--rootdir", ROOT, *([] if conftest else ["--noconftest"])]
         code = int(pytest.main([*options, *args], plugins=[reporter]))
         reporter.emit({"exit": code})
     else:

@@ -1,0 +1,347 @@
+"""The claims of the first loop: RL improves the agent over SFT, and over SFT continued for the same wall time.
+
+    python experiments/first_loop.py                     everything that is not done yet (about 3 hours on 2 cores)
+    python experiments/first_loop.py --list              what is done, what remains
+    python experiments/first_loop.py --only-arm rl --seed 1
+    python experiments/first_loop.py --pool              only the figures, from what is done
+
+An arm of a seed is done when docs/results/first_loop/<arm>-seed<k>.json exists; it is written the moment the arm
+ends, so that each can be committed and the rest run another day. Figures go to docs/results/first_loop.jsonl.
+Nothing here looks at held-out tasks before the arm `eval`, and temperatures are chosen on validation tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cadenza.core.config import digest_of
+from cadenza.core.errors import CadenzaError, ConfigError, CorruptArtifact, MissingArtifact
+from cadenza.core.files import write_json
+from cadenza.core.machine import commit
+from cadenza.core.progress import make_progress
+from cadenza.evaluation.comparison import VIEWS, Results, View
+from cadenza.evaluation.figures import Figure, command_line, line, machine, points, write_figures
+from cadenza.evaluation.report_inputs import Metrics, read_metrics
+from cadenza.evaluation.result import EvalResult
+from cadenza.evaluation.statistics import Estimate
+from cadenza.pipelines import Plan, plan_recipe, run_plan
+
+FORMAT_VERSION = 1
+RECIPE = "proof"
+SEEDS = (0, 1, 2)
+BUDGET_KEY = "sft_continued.budget_s"  # the wall time that RL took, so that both arms had the same
+BARS = {"rl_gain_points": 8.0, "greedy_change_points": -5.0, "best8_change_points": -5.0}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A part of the experiment that is run, recorded and resumed by itself.
+
+    ``stages``: names, or beginnings of names, of the recipe's stages it runs; ``after``: arms it builds on.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    after: tuple[str, ...] = ()
+
+
+ARMS = (
+    Arm("prepare", ("tasks", "base", "cpt", "sft")),
+    Arm("rl", ("rl",), ("prepare",)),
+    Arm("sft_continued", ("sft_continued",), ("prepare", "rl")),
+    # One stage a thread split (rl_sync_1x1, rl_sync_2x2, ...): the fastest is what async is compared with.
+    Arm("rl_sync", ("rl_sync_*",), ("prepare",)),
+    Arm("eval", ("eval",), ("prepare", "rl", "sft_continued")),
+)
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """What the runner hands back of one stage."""
+
+    name: str
+    folder: Path
+    seconds: float
+
+
+class FirstLoop:
+    """Arms x seeds, their records, and the figures pooled from them."""
+
+    def __init__(
+        self, results: Path, runs: Path, recipe: str = RECIPE, overrides: Sequence[str] = ()
+    ) -> None:
+        self.results, self.runs = results, runs
+        self.recipe, self.overrides = recipe, tuple(overrides)
+
+    def record_path(self, arm: str, seed: int) -> Path:
+        return self.results / "first_loop" / f"{arm}-seed{seed}.json"
+
+    def record(self, arm: str, seed: int) -> dict[str, Any] | None:
+        """The record of a finished arm, None when it is not done. Raises CorruptArtifact."""
+        path = self.record_path(arm, seed)
+        if not path.exists():
+            return None
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+            if body["format_version"] != FORMAT_VERSION or (body["arm"], body["seed"]) != (arm, seed):
+                raise ValueError("another format or arm")
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptArtifact(
+                f"{path} is no record: {error}", "remove it and run the arm again"
+            ) from None
+        return body
+
+    def plan(self, seed: int) -> Plan:
+        """The whole recipe for one seed, with the budget of `sft_continued` once RL has set it."""
+        rl = self.record("rl", seed)
+        budget = [f"{BUDGET_KEY}={rl['stages']['rl']['seconds']}"] if rl else []
+        return plan_recipe(self.recipe, [f"seed={seed}", *self.overrides, *budget])
+
+    def design_digest(self) -> str:
+        """What must be equal in all records that are pooled: the recipe without seed and budget."""
+        plan = plan_recipe(self.recipe, self.overrides)
+        return digest_of({s.name: {k: v for k, v in s.settings.items() if k != "seed"} for s in plan.stages})
+
+    def run(self, arm: Arm, seed: int) -> None:
+        """Runs an arm and records it. Raises ConfigError when an arm before it is missing, or what a stage raises."""
+        waiting = [name for name in arm.after if self.record(name, seed) is None]
+        if waiting:
+            raise ConfigError(
+                f"arm {arm.name!r} of seed {seed} needs {', '.join(waiting)} first",
+                f"run --only-arm {waiting[0]} --seed {seed}",
+            )
+        stages = self.execute(arm, seed)
+        body = {
+            "format_version": FORMAT_VERSION,
+            "arm": arm.name,
+            "seed": seed,
+            "design": self.design_digest(),
+            "stages": {s.name: {"seconds": s.seconds, **_speed(s)} for s in stages},
+            "evaluations": self._keep_evaluations(stages, seed) if arm.name == "eval" else [],
+            "machine": machine(),
+            "commit": commit(),
+            "command": command_line(),
+        }
+        path = self.record_path(arm.name, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, body)
+
+    def execute(self, arm: Arm, seed: int) -> list[StageRun]:
+        """Runs the arm's stages, and whatever before them is not finished, in runs/<recipe's name>-seed<k>."""
+        plan = self.plan(seed)
+        wanted = [s.name for s in plan.stages if any(_fits(s.name, pattern) for pattern in arm.stages)]
+        if not wanted:
+            raise ConfigError(
+                f"recipe {self.recipe!r} has no stage for arm {arm.name!r}",
+                f"name one of its stages {' or '.join(arm.stages)}",
+            )
+        outcome = run_plan(part_of(plan, wanted), self.runs / f"{plan.name}-seed{seed}", make_progress())
+        return [StageRun(s.name, s.path, s.seconds) for s in outcome.stages if s.name in wanted]
+
+    def _keep_evaluations(self, stages: Sequence[StageRun], seed: int) -> list[str]:
+        """Copies EvalResults beside the record, so that figures need no run folder. Returns their names."""
+        target = self.results / "first_loop" / "evaluations"
+        target.mkdir(parents=True, exist_ok=True)
+        kept = []
+        for path in sorted(p for s in stages for p in (s.folder / "evaluations").glob("*.json")):
+            if EvalResult.load(path).seed != seed:
+                raise CorruptArtifact(f"{path} is of another seed than {seed}", "evaluate again")
+            name = f"{path.stem}-seed{seed}.json"
+            shutil.copyfile(path, target / name)
+            kept.append(name)
+        if not kept:
+            raise MissingArtifact(
+                "the eval stage left no evaluations/*.json", "check the recipe's eval stage"
+            )
+        return kept
+
+    def pool(self) -> list[Figure]:
+        """All figures that can be computed, from the seeds that have what each needs. Raises ConfigError when
+        records of different configurations would be mixed."""
+        records = {(a.name, k): r for a in ARMS for k in SEEDS if (r := self.record(a.name, k))}
+        if len({r["design"] for r in records.values()}) > 1:
+            raise ConfigError(
+                "the records in docs/results/first_loop come from different configurations",
+                "remove the older ones and run their arms again",
+            )
+        return [*self._gains(records), *_services(records)]
+
+    def _gains(self, records: Mapping[tuple[str, int], dict[str, Any]]) -> list[Figure]:
+        folder = self.results / "first_loop" / "evaluations"
+        done = [r for (arm, _), r in records.items() if arm == "eval"]
+        results = Results([EvalResult.load(folder / name) for r in done for name in r["evaluations"]])
+        heldout, unseen = (next(v for v in VIEWS if v.key == key) for key in ("heldout", "unseen"))
+        asked: list[tuple[str, View, str, str, int, bool]] = [
+            ("rl_gain_points", heldout, "rl", "sft", 1, False),
+            ("rl_vs_sft_continued_points", heldout, "rl", "sft_continued", 1, False),
+            ("greedy_change_points", heldout, "rl", "sft", 1, True),
+            ("best8_change_points", heldout, "rl", "sft", 8, False),
+            ("unseen_family_gain_points", unseen, "rl", "sft", 1, False),
+        ]
+        figures = []
+        for name, view, new, old, k, greedy in asked:
+            change = results.change(view, new, old, k=k, greedy=greedy)
+            if change is not None:
+                seeds = results.common_seeds(view, new, old, greedy=greedy)
+                figures.append(points(name, change, seeds=seeds, note=_note(name, change)))
+        return figures
+
+
+def part_of(plan: Plan, wanted: Sequence[str]) -> Plan:
+    """The plan cut down to `wanted` and every stage they read, directly or not, in order."""
+    keep = set(wanted)
+    for planned in reversed(plan.stages):
+        if planned.name in keep:
+            keep |= {source for source in planned.inputs.values() if isinstance(source, str)}
+    return dataclasses.replace(plan, stages=tuple(s for s in plan.stages if s.name in keep))
+
+
+def _fits(stage: str, pattern: str) -> bool:
+    return stage.startswith(pattern[:-1]) if pattern.endswith("*") else stage == pattern
+
+
+def _speed(stage: StageRun) -> dict[str, float]:
+    """Busy shares and rollouts a second of an RL stage, from its metrics; empty for any other stage."""
+    path = stage.folder / "metrics" / f"{stage.name}.jsonl"
+    if not stage.name.startswith("rl") or not path.exists():
+        return {}
+    metrics = read_metrics(path)
+    found = {name: _mean(metrics, name) for name in ("trainer_busy", "engine_busy", "env_busy")}
+    times, trained = metrics.series("rollouts_trained", x="t")
+    if len(times) > 1:
+        # From the end of the first step on: the start (compilation, first batch) is no part of the pace.
+        found["rollouts_per_s"] = (trained[-1] - trained[0]) / (times[-1] - times[0])
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _mean(metrics: Metrics, name: str) -> float | None:
+    ys = metrics.series(name)[1]
+    return sum(ys) / len(ys) if ys else None
+
+
+def _services(records: Mapping[tuple[str, int], dict[str, Any]]) -> list[Figure]:
+    """Busy shares, and the pace of the asynchronous run against the best synchronous one, mean over seeds."""
+    figures = []
+    rl = {seed: r["stages"]["rl"] for (arm, seed), r in records.items() if arm == "rl"}
+    for name in ("trainer_busy", "engine_busy", "env_busy"):
+        values = {seed: stage[name] for seed, stage in rl.items() if name in stage}
+        if values:
+            figures.append(_average(name, values, "share"))
+    ratios, paces = {}, []
+    for (arm, seed), r in records.items():
+        sync = [s["rollouts_per_s"] for s in r["stages"].values() if s.get("rollouts_per_s")]
+        if arm == "rl_sync" and sync and rl.get(seed, {}).get("rollouts_per_s"):
+            ratios[seed] = rl[seed]["rollouts_per_s"] / max(sync)
+            paces.append(max(sync))
+    if ratios:
+        ratio = _average("async_vs_sync", ratios, "x")
+        peer = {
+            "peer": "the same run, synchronous, best thread split, rollouts/s",
+            "peer_value": sum(paces) / len(paces),
+        }
+        figures.append(ratio.model_copy(update=peer))
+    return figures
+
+
+def _average(name: str, by_seed: Mapping[int, float], unit: str) -> Figure:
+    value = sum(by_seed.values()) / len(by_seed)
+    told = ", ".join(f"{v:.3g}" for v in by_seed.values())
+    return Figure(
+        figure=name, value=round(value, 4), unit=unit, better="higher", n=len(by_seed), seeds=tuple(by_seed),
+        note=f"by seed: {told}",
+    )  # fmt: skip
+
+
+def _note(name: str, change: Estimate) -> str:
+    """Per-seed values, and whether the bar of the claim is met: the gain itself, or the lower bound of a change."""
+    told = f"by seed: {', '.join(f'{100 * v:.1f}' for v in change.per_seed)}"
+    value, low, _ = change.points()
+    if name == "rl_gain_points":
+        met = value >= BARS[name] and low > 0
+        return f"{told}; bar: at least {BARS[name]:g} and interval above 0: {'met' if met else 'missed'}"
+    if name in BARS:
+        return f"{told}; bar: lower bound above {BARS[name]:g}: {'met' if low > BARS[name] else 'missed'}"
+    return f"{told}; bar: interval above 0: {'met' if low > 0 else 'missed'}"
+
+
+def show(loop: FirstLoop, seeds: Sequence[int]) -> None:
+    """Prints what is done with its time, and what remains."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("arm", *(f"seed {k}" for k in seeds))
+    design = loop.design_digest()
+    for arm in ARMS:
+        cells = []
+        for k in seeds:
+            record = loop.record(arm.name, k)
+            waits = [name for name in arm.after if loop.record(name, k) is None]
+            minutes = sum(s["seconds"] for s in record["stages"].values()) / 60 if record else 0.0
+            if record is not None:
+                cells.append(
+                    f"done, {minutes:.0f} min" if record["design"] == design else "of another configuration"
+                )
+            else:
+                cells.append(f"after {', '.join(waits)}" if waits else "ready")
+        table.add_row(arm.name, *cells)
+    Console().print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or that of the error, which is printed on one line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--only-arm", choices=[a.name for a in ARMS], action="append", help="run these arms only"
+    )
+    parser.add_argument("--seed", type=int, choices=SEEDS, action="append", help="run these seeds only")
+    parser.add_argument("--list", action="store_true", help="show what is done and what remains, run nothing")
+    parser.add_argument("--pool", action="store_true", help="only compute the figures of what is done")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON lines")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="K=V", help="change a value of the recipe"
+    )
+    parser.add_argument("--recipe", default=RECIPE, help="name or path of the recipe (default: %(default)s)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders lie")
+    parser.add_argument("--results", type=Path, default=Path("docs/results"), help="where results are kept")
+    args = parser.parse_args(argv)
+    loop = FirstLoop(args.results, args.runs, args.recipe, args.set)
+    seeds = args.seed or list(SEEDS)
+    try:
+        if args.list:
+            show(loop, seeds)
+            return 0
+        if not args.pool:
+            for seed in seeds:  # a seed at a time: the first pooled figures come after a third of the time
+                for arm in ARMS:
+                    if (not args.only_arm or arm.name in args.only_arm) and loop.record(
+                        arm.name, seed
+                    ) is None:
+                        print(f"arm {arm.name}, seed {seed}", file=sys.stderr, flush=True)
+                        loop.run(arm, seed)
+        figures = loop.pool()
+        if figures:
+            write_figures(args.results / "first_loop.jsonl", figures)
+        for figure in figures:
+            print(line(figure) if args.json else _readable(figure))
+    except CadenzaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _readable(figure: Figure) -> str:
+    span = f" [{figure.interval[0]:g}, {figure.interval[1]:g}]" if figure.interval else ""
+    seeds = ",".join(map(str, figure.seeds))
+    return f"{figure.figure:28} {figure.value:g} {figure.unit}{span}  seeds {seeds}  ({figure.note})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

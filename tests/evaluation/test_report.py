@@ -1,0 +1,191 @@
+"""A report must show what was measured, say what was not, and never break or reach out to the network."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+from runs_made import evaluation, run_info, write_run
+
+from cadenza.core.errors import MissingArtifact
+from cadenza.evaluation.comparison import compare
+from cadenza.evaluation.report import build_report, headline, write_report
+from cadenza.evaluation.report_inputs import MetricWriter, RunInfo, Trajectory, Turn, append_lines, read_run
+from cadenza.evaluation.report_terminal import print_report
+
+
+class Checked(HTMLParser):
+    """Collects text and refuses tags that do not close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def page_text(html: str) -> str:
+    page = Checked()
+    page.feed(html)
+    assert page.open == []
+    return re.sub(r"\s+", " ", " ".join(page.words))
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    folder = write_run(tmp_path_factory.mktemp("run") / "demo")
+    return folder, write_report(folder)
+
+
+def test_a_full_run_shows_every_part_in_page_json_and_terminal(full):
+    folder, report = full
+    text = page_text((folder / "report.html").read_text())
+    for words in ("RL lifted the agent", "Families never trained on", "Perplexity", "Entropy", "Staleness",
+                  "Busy shares", "trainer", "environment", "solved", "cadenza train demo", "AMD EPYC", "2.13.0",
+                  "The base model ships with the package"):  # fmt: skip
+        assert words in text, words
+    body = json.loads((folder / "report.json").read_text())
+    heldout = next(v for v in body["views"] if v["view"] == "heldout")
+    assert [p["policy"] for p in heldout["policies"]] == ["base", "sft", "sft_continued", "rl"]
+    assert {(c["old"], c["new"]) for c in heldout["changes"]} == {
+        ("base", "sft"), ("sft", "rl"), ("sft_continued", "rl"),
+    }  # fmt: skip
+    assert body["run"]["seeds"] == [0] and body["problems"] == []
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_report(report, console, folder / "report.html")
+    shown = console.export_text()
+    assert "SFT → RL" in shown and "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_page_is_one_file_without_script_or_network(full):
+    html = (full[0] / "report.html").read_text()
+    assert not re.search(r"<script|<link|<img|@import|url\(|https?://", html)
+    assert len(html) < 400_000
+
+
+def test_pictures_speak_and_tables_have_headers(full):
+    html = (full[0] / "report.html").read_text()
+    for svg in re.findall(r"<svg[^>]*>", html):
+        assert 'aria-hidden="true"' in svg or 'aria-label="' in svg
+    assert 'lang="en"' in html and html.count("<h1") == 1
+    assert re.search(r'aria-label="Entropy\. step 0 to 57\. nats a sampled token: from', html)
+
+
+def test_an_empty_run_says_everything_that_was_not_run(tmp_path):
+    report = write_report(tmp_path)
+    text = page_text((tmp_path / "report.html").read_text())
+    assert report.headline.tone == "open"
+    for words in ("No evaluation was run", "No training metrics were recorded", "No timeline", "No trajectories",
+                  "Reinforcement learning: no metrics were recorded", "run_info.json is missing"):  # fmt: skip
+        assert words in text, words
+    print_report(report, Console(file=io.StringIO()))
+    with pytest.raises(MissingArtifact):
+        write_report(tmp_path / "nowhere")
+
+
+def test_a_run_without_rl_claims_no_gain(tmp_path):
+    report = write_report(write_run(tmp_path / "r", policies=("base", "sft")))
+    assert report.headline.text.startswith("Held-out tasks solved: Base")
+    assert any("Not evaluated on held-out tasks: RL" in text for text in report.missing)
+
+
+@pytest.mark.parametrize(
+    ("skill", "tone", "word"), [(1.5, "good", "lifted"), (-2.5, "bad", "worse"), (-0.5, "open", "no certain")]
+)
+def test_the_headline_follows_the_interval(skill, tone, word):
+    results = [
+        evaluation("sft", "heldout", 0, 0.7, 60, 8),
+        evaluation("rl", "heldout", 0, 0.7, 60, 8, skill=skill),
+    ]
+    told = headline(compare(results))
+    assert told.tone == tone and word in told.text
+
+
+def test_text_from_a_run_cannot_become_markup(tmp_path):
+    evil = "<script>alert(1)</script>"
+    turns = (Turn(kind="call", text=evil), Turn(kind="output", text="</pre>" + evil))
+    append_lines(
+        tmp_path / "trajectories.jsonl",
+        [Trajectory(task_id="t", policy="rl", solved=False, prompt=evil, turns=turns, patch=evil)],
+    )
+    with MetricWriter(tmp_path, "rl") as out:
+        out.write(0, 0, **{evil: 1.0, "pass_rate": 0.5})
+    write_report(tmp_path, run=RunInfo(name=evil, config={evil: evil}, notes=(evil,)))
+    html = (tmp_path / "report.html").read_text()
+    assert "<script" not in html and "&lt;script&gt;" in html
+    page_text(html)
+
+
+def test_damaged_lines_are_told_and_the_rest_is_shown(tmp_path):
+    folder = write_run(tmp_path / "r", policies=("sft", "rl"), tasks=20)
+    with (folder / "metrics" / "rl.jsonl").open("a") as file:
+        file.write('{"t": 1, "step": 58, "pass_rate": NaN}\n{"t": 1, "ste')
+    (folder / "trajectories.jsonl").write_text('{"policy": 3}\n')
+    (folder / "evaluations" / "broken.json").write_text("{}")
+    report = write_report(folder)
+    told = " ".join(report.problems)
+    assert "rl.jsonl: 1 line could not be read" in told
+    assert "trajectories.jsonl: 1 entries do not fit" in told and "broken.json" in told
+    assert report.sections[-1].stage == "rl"
+
+
+def test_a_resumed_run_shows_a_step_once_and_heals_a_torn_line(tmp_path):
+    with MetricWriter(tmp_path, "rl") as out:
+        out.write(1, 1, loss=5.0)
+    with (tmp_path / "metrics" / "rl.jsonl").open("a") as file:
+        file.write('{"t": 2, "st')
+    with MetricWriter(tmp_path, "rl") as out:
+        out.write(3, 2, loss=4.0)
+        out.write(4, 1, loss=3.0)
+        out.write(5, 3, loss=float("nan"))
+    found = read_run(tmp_path)
+    assert found.metrics["rl"].series("loss") == ([1.0, 2.0], [3.0, 4.0])
+
+
+def test_parts_are_found_in_the_folders_of_stages_and_a_finished_stage_hides_its_partial(tmp_path):
+    for stage, value in (("sft", 1.0), ("rl", 0.5), ("rl.partial", 0.1)):
+        with MetricWriter(tmp_path / stage, stage.split(".")[0]) as out:
+            out.write(0, 0, loss=value)
+    found = read_run(tmp_path, run_info((0,)))
+    assert found.metrics["rl"].last("loss") == 0.5 and found.metrics["sft"].last("loss") == 1.0
+    assert found.problems == []
+    assert build_report(found).run.recipe == "demo"
+
+
+@pytest.mark.needs_browser
+def test_the_page_fits_a_narrow_window(full, tmp_path):
+    """Chromium lays the page out at 500 pixels; nothing may be wider than the window."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs browser: chromium is not installed")
+    probe = tmp_path / "probe.html"
+    measure = (
+        "<script>onload=()=>document.documentElement.setAttribute('data-size',"
+        "document.documentElement.scrollWidth+' '+innerWidth)</script>"
+    )
+    probe.write_text((full[0] / "report.html").read_text().replace("</head>", measure + "</head>"))
+    command = [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=500,900"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probe.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r'data-size="(\d+) (\d+)"', done.stdout)
+    assert found and int(found[1]) <= int(found[2]) <= 500
