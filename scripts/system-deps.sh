@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Installs the Debian packages a checkout needs where we may, and names them where we may not.
+set -euo pipefail
+
+python="${PYTHON:-python3.11}"
+missing=()
+command -v git >/dev/null || missing+=(git)
+if ! command -v "$python" >/dev/null; then
+  missing+=(python3.11 python3.11-venv)
+elif ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+  # Debian splits venv off from Python itself.
+  missing+=("$("$python" -c 'import sys; print(f"python3.{sys.version_info[1]}-venv")')")
+fi
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  echo "installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${missing[@]}"
+else
+  echo "error: missing ${missing[*]}; install with: sudo apt-get install ${missing[*]}" >&2
+  exit 1
+fi
