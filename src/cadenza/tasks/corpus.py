@@ -82,6 +82,60 @@ def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> It
         yield f"{module.path}\n{numbered(buggy)}\n\n{_message(draft, module, rng)}\n{line}|{text}\n"
 
 
+def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> Iterator[str]:
+    """Endless reading exercises over one to four numbered modules of which one has a single corruption.
+
+    A failing assertion or a name stands first, the modules follow, and after an empty line the answers, each copied
+    from above: the name, the line that defines it with its path, the line that is wrong, the line repaired.
+    No tool syntax; unseen families are left out as in :func:`commit_documents`.
+    """
+    rng = random.Random(f"{seed}/reading")
+    while True:
+        modules = _distinct_modules(rng, rng.choice((1, 1, 2, 2, 3, 4)))
+        at = rng.randrange(len(modules))
+        module = modules[at]
+        index = rng.randrange(len(module.drafts))
+        draft = module.drafts[index]
+        mutation = _noise(draft.lines, rng) if rng.random() < _NOISE_SHARE else draw_mutation(draft.lines, families, rng)
+        if mutation is None:
+            continue
+        buggy = module.with_lines(index, mutation.apply(draft.lines))
+        line, text = repair_of(module.source, buggy)
+        listings = []
+        for k, m in enumerate(modules):
+            source = buggy if k == at else m.source
+            if k == at or rng.random() < 0.7:
+                listings.append(f"{m.path}\n{numbered(source)}")
+        wrong = buggy.split("\n")[line - 1]
+        head = module.start_of(index) + 1
+        answers = [draft.name, f"{module.path}:{head}|{buggy.split(chr(10))[head - 1]}", module.path, f"{line}|{wrong}"]
+        if rng.random() < 0.3:  # a second look-up, of any function shown
+            other = rng.choice(module.drafts)
+            answers.insert(1, other.name)
+        answers.append(f"{line}|{text}")
+        question = _failing(draft, rng) if rng.random() < 0.7 else f"{draft.purpose}: {draft.name}"
+        yield "\n".join([question, *listings]) + "\n\n" + "\n".join(answers) + "\n"
+
+
+def _distinct_modules(rng: random.Random, count: int) -> list[Module]:
+    modules: dict[str, Module] = {}
+    while len(modules) < count:
+        module = draw_module(rng, _OWNS)
+        modules.setdefault(module.path, module)
+    return list(modules.values())
+
+
+def _failing(draft: Draft, rng: random.Random) -> str:
+    """One or two failing assertions as a test run shows them; what they got is the value of another call."""
+    lines = []
+    for number in range(rng.choice((1, 1, 2))):
+        call, other = draft.call(rng), draft.call(rng)
+        suffix = f"_{number + 1}" if number else ""
+        value, got = lit(_value(draft, call)), lit(_value(draft, other))
+        lines.append(f"test_{draft.name.lower()}{suffix}: assert {call.expression} == {value}, got {got}")
+    return "\n".join(lines)
+
+
 def draw_mutation(lines: tuple[str, ...], families: tuple[str, ...], rng: random.Random) -> Mutation | None:
     """One mutation, families equally likely; None if no family of a few drawn ones has a site here."""
     order = list(families)

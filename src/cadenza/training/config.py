@@ -25,12 +25,13 @@ class OptimizerConfig(StrictConfig):
 
 
 class MixtureConfig(StrictConfig):
-    """Shares of a step's tokens. ``answer_weight``: loss weight of a repair's last lines, which are a tenth of its
+    """Shares of a step's tokens; what they leave is reading exercises. ``answer_weight``: loss weight of a repair's last lines, which are a tenth of its
     text and all of its point; ``listing_weight``: of the listing before them."""
 
     tokens_per_step: int = 3072
-    source_share: float = 0.2
-    clean_share: float = 0.25
+    source_share: float = 0.15
+    clean_share: float = 0.15
+    commit_share: float = 0.25
     source_length: int = 1024
     answer_weight: float = 2.0
     listing_weight: float = 0.5

@@ -1,7 +1,7 @@
 """What the base model reads: Python source of the machine, generated clean modules, and generated repairs.
 
 The generated part comes from the content partition reserved for the corpus and leaves out the unseen bug families;
-it holds no tool syntax and no agent transcript. Every step's batch depends on (seed, step) alone.
+They hold no tool syntax and no agent transcript. Every step's batch depends on (seed, step) alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-from cadenza.tasks.corpus import clean_modules, commit_documents
+from cadenza.tasks.corpus import clean_modules, commit_documents, reading_documents
 from cadenza.tokens.tokenizer import Tokenizer
 from cadenza.training.config import MixtureConfig
 from cadenza.training.corpus import stream_rows
@@ -25,11 +25,13 @@ def _whole(text: str, tokenizer: Tokenizer) -> Sequence:
     return ids, np.ones(len(ids), dtype=np.float32)
 
 
-def _repair(text: str, tokenizer: Tokenizer, config: MixtureConfig) -> Sequence:
-    listing, _, told = text.partition("\n\n")  # a numbered listing has no empty line
-    message, _, answer = told.partition("\n")
-    head = [tokenizer.id("<|bos|>"), *tokenizer.encode(f"{listing}\n\n{message}\n")]
-    tail = [*tokenizer.encode(answer), tokenizer.id("<|end|>")]
+def _answered(text: str, tokenizer: Tokenizer, config: MixtureConfig, message_lines: int) -> Sequence:
+    """A listing, an empty line, ``message_lines`` lines of message, the answer; a numbered listing has no empty line."""
+    listing, _, told = text.partition("\n\n")
+    lines = told.split("\n", message_lines)
+    head_text = "\n".join([listing, "", *lines[:message_lines], ""])
+    head = [tokenizer.id("<|bos|>"), *tokenizer.encode(head_text)]
+    tail = [*tokenizer.encode(lines[-1]), tokenizer.id("<|end|>")]
     ids = np.array(head + tail, dtype=np.uint16)
     weight = np.full(len(ids), config.listing_weight, dtype=np.float32)
     weight[len(head) :] = config.answer_weight
@@ -46,18 +48,20 @@ def mixture(
     windows_per_step = config.source_share * config.tokens_per_step / config.source_length
     first, last = int(step * windows_per_step), int((step + 1) * windows_per_step)
     out = stream_rows(source, first, last - first, config.source_length)
-    budget = config.tokens_per_step * config.clean_share
-    for text in clean_modules(seed * 1_000_003 + step):
-        if budget <= 0:
-            break
-        out.append(_whole(text, tokenizer))
-        budget -= len(out[-1][0])
-    budget += config.tokens_per_step * (1 - config.source_share - config.clean_share)
-    for text in commit_documents(seed * 1_000_003 + step):
-        if budget <= 0:
-            break
-        out.append(_repair(text, tokenizer, config))
-        budget -= len(out[-1][0])
+    reading_share = 1 - config.source_share - config.clean_share - config.commit_share
+    generated = (
+        (clean_modules, config.clean_share, lambda text: _whole(text, tokenizer)),
+        (commit_documents, config.commit_share, lambda text: _answered(text, tokenizer, config, 1)),
+        (reading_documents, reading_share, lambda text: _answered(text, tokenizer, config, 0)),
+    )
+    budget = 0.0
+    for documents, share, weighted in generated:
+        budget += config.tokens_per_step * share
+        for text in documents(seed * 1_000_003 + step):
+            if budget <= 0:
+                break
+            out.append(weighted(text))
+            budget -= len(out[-1][0])
     return [(ids[: config.source_length], weight[: config.source_length]) for ids, weight in out]
 
 
@@ -65,4 +69,5 @@ def tokenizer_texts(source_documents: list[str], seed: int, documents: int) -> l
     """What the tokenizer is trained on: as many generated texts of either kind as source files."""
     clean = itertools.islice(clean_modules(seed), documents)
     repairs = itertools.islice(commit_documents(seed), documents)
-    return [*source_documents, *clean, *repairs]
+    reading = itertools.islice(reading_documents(seed), documents // 2)
+    return [*source_documents, *clean, *repairs, *reading]
