@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from pathlib import Path
 
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -10,3 +12,5 @@ else:
     import torch
 
     torch.set_num_threads(1)
+
+sys.path.insert(0, str(Path(__file__).parent))  # samples_made
