@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +91,10 @@ def test_an_operator_that_spoils_the_rest_of_the_line(family, line, expected):
 
 def test_a_dropped_line_takes_no_other_with_it():
     assert Mutation("dropped_statement", 1, None).apply(("a", "b", "c")) == ("a", "c")
+
+
+def test_a_family_that_the_reference_does_not_name():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "tasks.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`( \(unseen\))? \|", page, re.M)
+    table = {name: bool(unseen) for name, unseen in rows}
+    assert {name: name in UNSEEN_FAMILIES for name in ALL_FAMILIES}.items() <= table.items()

@@ -128,6 +128,7 @@ class RLRun:
         self.collecting: Future[Any] | None = None
         self.counts: Counter[str] = Counter()
         self.busy_trainer = 0.0
+        self.rollouts_trained = 0
         self.elapsed_before = 0.0
         self.last_progress = time.monotonic()
 
@@ -174,6 +175,7 @@ class RLRun:
             if steps:
                 self.curriculum.rates = dict(steps[-1].metrics.get("strata", {}))
                 self.elapsed_before = float(steps[-1].metrics.get("elapsed_s", 0.0))
+                self.rollouts_trained = int(steps[-1].metrics.get("rollouts_trained", 0))
             self._publish(wait=True)
         else:
             self.database.rewind(self.rl_run, -1)
@@ -319,10 +321,12 @@ class RLRun:
         digest = self._publish(wait=self.config.synchronous)
         if self.config.synchronous:
             self._set_threads(training=False)
+        self.rollouts_trained += sum(len(g.rollouts) for g in groups)
         now = time.monotonic()
         row: dict[str, Any] = {
             **metrics,
             **group_metrics([list(g.rollouts.values()) for g in groups]),
+            "rollouts_trained": float(self.rollouts_trained),
             "groups": float(len(groups)),
             "groups_with_spread": float(sum(g.spread() for g in groups)),
             "group_lag": statistics.fmean(self.version - 1 - g.version for g in groups),
@@ -331,7 +335,7 @@ class RLRun:
             "elapsed_s": self.elapsed_before + now - started,
             "step_s": now - begun,
             **{k: float(v) for k, v in self.counts.items()},
-            **{f"busy_{k}": v for k, v in self._busy(now - started).items()},
+            **{f"{k}_busy": v for k, v in self._busy(now - started).items()},
         }
         recorded = {**row, "strata": dict(self.curriculum.rates), "weights": digest}
         if self.version % self.config.checkpoint_every == 0:
@@ -361,7 +365,7 @@ class RLRun:
         step = self.config.step
         bf16 = self.services.serving_dtype == "bfloat16"
         limit = step.parity_limit_bf16 if bf16 else step.parity_limit_fp32
-        if metrics["parity_tokens"] >= 500 and metrics["parity_k3"] > limit:
+        if metrics["parity_tokens"] >= 500 and metrics["k3"] > limit:
             raise CadenzaError(
                 f"trainer and engine disagree at the same version: mean k3 {metrics['parity_k3']:.4g} > {limit:g}",
                 "check the engine's dtype and weights; set step.parity_limit_* if the limit is wrong",
@@ -406,9 +410,9 @@ def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         "rollouts": float(len(rollouts)),
         "failed_rollouts": float(len(rollouts) - len(scored)),
         "reward": sum(float(r.reward or 0.0) for r in scored) / n,
-        "solved": sum(solved) / n,
-        "sampled_tokens": sum(r.sampled_tokens for r in scored) / n,
-        "context_tokens": sum(sum(len(s.ids_T) for s in r.segments) for r in scored) / n,
+        "pass_rate": sum(solved) / n,
+        "tokens_per_rollout": sum(r.sampled_tokens for r in scored) / n,
+        "context_per_rollout": sum(sum(len(s.ids_T) for s in r.segments) for r in scored) / n,
         "turns": sum(sum(len(s.turns) for s in r.segments) for r in scored) / n,
         "spans_versions": sum(spans) / n,
         "finished_itself": finish["finish"] / n,

@@ -12,10 +12,10 @@ from cadenza.training.config import OptimizerConfig, SftDataConfig
 
 class SftConfig(StrictConfig):
     """Trains for ``epochs`` or until the validation loss of the expert's tokens is flat for ``patience`` evaluations
-    (0: never stop early), at most ``max_seconds``. With ``keep_best`` the weights of the best evaluation are kept."""
+    (0: never stop early), at most ``budget_s`` seconds. With ``keep_best`` the weights of the best evaluation are kept."""
 
     epochs: float = 8.0
-    max_seconds: float = 1e9
+    budget_s: float = 1e9
     tokens_per_step: int = 4096
     tokens_per_microbatch: int = 4096
     threads: int = 2
@@ -79,7 +79,7 @@ class Sft(Stage[SftConfig]):
             return {"validation_nll": loss}
 
         every = max(1, per_epoch // config.evaluations_per_epoch)
-        seconds = run.run(every, evaluate, lambda: bool(config.patience) and plateau.flat, config.max_seconds)
+        seconds = run.run(every, evaluate, lambda: bool(config.patience) and plateau.flat, config.budget_s)
         if best:
             model.load_state_dict(best)
         save_with_tokenizer(model, tokenizer, context.out)

@@ -168,7 +168,7 @@ def _candidate(
 def _family(
     config: GeneratorConfig, settings: SplitConfig, accepted: dict[str, int], rng: random.Random
 ) -> str:
-    """A family of those with fewest tasks so far: families differ widely in how many of their mutants survive."""
+    """Likely one with few tasks so far: families differ widely in how many of their mutants survive screening."""
     unseen = [f for f in settings.families if f in config.unseen_families]
     if settings.unseen_share and unseen:
         pool = (
@@ -178,8 +178,8 @@ def _family(
         )
     else:
         pool = list(settings.families)
-    pool.sort(key=lambda f: accepted[f])
-    return rng.choice(pool[: (len(pool) + 1) // 2])
+    least = min(accepted[f] for f in pool)
+    return rng.choices(pool, [1 / (1 + accepted[f] - least) for f in pool])[0]
 
 
 def _buggy_key(plan: Plan, bug: int) -> str:
