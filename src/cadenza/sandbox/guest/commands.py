@@ -25,8 +25,11 @@ PAGE = resource.getpagesize()
 class Runner:
     """Starts one command or test run at a time and watches it until it has ended or must be ended."""
 
-    def __init__(self, channel: Channel, limits: dict[str, Any], env: dict[str, str]) -> None:
+    def __init__(
+        self, channel: Channel, private: tuple[int, ...], limits: dict[str, Any], env: dict[str, str]
+    ):
         self._channel = channel
+        self._private = private  # descriptors that no test process may inherit
         self._limits = limits
         self._env = env
         self._elders: frozenset[int] = (
@@ -100,7 +103,7 @@ class Runner:
         pid = os.fork()
         if pid == 0:
             try:
-                self._become_test_process(out_write)
+                self._become_test_process(out_write, (out_read, report_read))
                 pytest_run.run(warm, request["args"], request["conftest"], report_write)
             finally:
                 os._exit(70)  # run() never returns
@@ -118,12 +121,12 @@ class Runner:
         }
         return reply, output.value()
 
-    def _become_test_process(self, out: int) -> None:
+    def _become_test_process(self, out: int, unused: tuple[int, ...]) -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         self._channel.socket.close()
-        for fd in (self._wake, self._wake_write):
+        for fd in (self._wake, self._wake_write, *self._private, *unused):
             os.close(fd)
         os.setsid()
         null = os.open("/dev/null", os.O_RDONLY)
