@@ -31,7 +31,7 @@ async def main():
     await sandbox.write("file", b"x")
     await sandbox.exec(["sh", "-c", f"setsid sleep {sys.argv[3]} >/dev/null 2>&1 &"])
     snapshot = await sandbox.snapshot()
-    print(backend._process.pid, flush=True)
+    print(backend.pid, flush=True)
     await sandbox.exec(["sleep", "300"], timeout_s=300)
 asyncio.run(main())
 """
@@ -113,7 +113,7 @@ def test_killed_zygote_is_a_typed_error_and_close_still_works(run, tmp_path):
         await backend.start()
         sandbox = await backend.create(SandboxSpec())
         assert backend._process is not None
-        os.kill(backend._process.pid, signal.SIGKILL)
+        os.kill(backend.pid, signal.SIGKILL)
         with pytest.raises(SandboxGone):
             await sandbox.exec(["sleep", "60"], timeout_s=60)
         with pytest.raises(ServiceDied):
