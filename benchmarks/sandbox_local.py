@@ -79,8 +79,9 @@ async def measure(n: int, parallel: int) -> AsyncIterator[dict[str, Any]]:
     try:
         (repo / "shop.py").write_text(SHOP)
         (repo / "test_shop.py").write_text(TESTS)
+        (repo / "data").mkdir()
         for number in range(1000):
-            (repo / f"data{number}.txt").write_text(str(number))
+            (repo / "data" / f"{number}.txt").write_text(str(number))
         async with LocalBackend() as backend:
             async for figure in _one_at_a_time(backend, repo, n):
                 yield figure

@@ -37,7 +37,7 @@ def test_no_network(sandbox, run):
         "print([n for _, n in socket.if_nameindex()])"
     )
     assert b"connected" not in run(python(sandbox, code)).stdout
-    local = "import socket as k; s = k.create_server(('127.0.0.1', 0)); k.create_connection(s.getsockname()); print('ok')"
+    local = "import socket as k; s = k.create_server(('127.0.0.1', 0)); k.create_connection(s.getsockname()); print('ok')"  # noqa: E501
     assert run(python(sandbox, local)).stdout == b"ok\n"
 
 
