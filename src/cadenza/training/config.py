@@ -52,7 +52,9 @@ class RLStepConfig(StrictConfig):
 
     ``tokens_per_rollout``: Z / (rollouts of the step), the constant loss denominator per rollout, about the usual
     number of sampled tokens. ``importance_cap``: truncation of the off-policy weight. ``kl_beta``: weight of
-    k1 = log pi - log ref in the advantage, detached. ``parity_limit``: mean k3 between engine and trainer at
+    k1 = log pi - log ref in the advantage, detached. ``samples_per_group``: train at most so many of a group's
+    rollouts, drawn evenly from its reward classes and weighted to keep the expected gradient (0: all); on few
+    cores training costs more than sampling. ``parity_limit``: mean k3 between engine and trainer at
     the same version above which the run stops (invariant 7), per dtype.
     """
 
@@ -66,5 +68,6 @@ class RLStepConfig(StrictConfig):
     importance_cap: float = 2.0
     kl_beta: float = 0.0
     mask_overlong: bool = False
+    samples_per_group: int = 0
     parity_limit_bf16: float = 0.01
     parity_limit_fp32: float = 1e-4

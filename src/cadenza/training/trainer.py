@@ -60,7 +60,7 @@ class TrainerService:
                 for s in rollout.segments:
                     if len(s.version_S) and int(s.version_S.max()) > self.version:
                         raise ValueError(f"a sample claims policy version {int(s.version_S.max())}, not made yet")
-        batch = make_batch(groups, self.config.mask_overlong)
+        batch = make_batch(groups, self.config.mask_overlong, self.config.samples_per_group)
         metrics = rl_step(
             self.model, self.optimizer, batch, self.config, self.version, bf16=self.bf16, reference=self.reference
         )
