@@ -43,6 +43,7 @@ class RunConfig(StrictConfig):
     recorded with the step that finds them, and at most ``most_groups_per_step`` of all are taken.
     ``groups_in_flight``: groups ordered ahead. ``max_staleness``: versions a token may be behind the trainer's next
     step (invariant 8); a straggler is waited for ``straggler_s`` seconds and then trained with its capped weight.
+    ``synchronous`` turns the overlap off; the side that works then has ``synchronous_threads`` cores.
     ``max_steps`` or ``max_seconds`` end the run, whichever comes first.
     """
 
@@ -56,6 +57,7 @@ class RunConfig(StrictConfig):
     straggler_s: float = 30.0
     temperature: float = 1.0
     synchronous: bool = False
+    synchronous_threads: int = 2
     attempts: int = 3
     checkpoint_every: int = 1
     step_deadline_s: float = 300.0
@@ -285,7 +287,9 @@ class RLRun:
     def _next_batch(self) -> list[_Group]:
         """The groups of the next step, or nothing yet."""
         informative = sum(g.spread() for g in self.ready)
-        enough = informative >= self.config.groups_per_step or len(self.ready) >= self.config.most_groups_per_step
+        enough = (
+            informative >= self.config.groups_per_step or len(self.ready) >= self.config.most_groups_per_step
+        )
         last = not self.flight and not self.curriculum.left and not self.retry_later and self.ready
         if self.config.synchronous:
             enough = enough and not self.flight
@@ -372,9 +376,9 @@ class RLRun:
             )
 
     def _set_threads(self, training: bool) -> None:
-        both = 2
-        self._call(self.services.trainer, "set_threads", both if training else 1)
-        self._call(self.services.engine, "set_threads", 1 if training else both)
+        most = self.config.synchronous_threads
+        self._call(self.services.trainer, "set_threads", most if training else 1)
+        self._call(self.services.engine, "set_threads", 1 if training else most)
 
     def _busy(self, wall: float) -> dict[str, float]:
         engine = self._call(self.services.engine, "stats")
@@ -403,7 +407,9 @@ def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     rollouts = [r for group in groups for r in group]
     scored = [r for r in rollouts if r.reward is not None]
     solved = [float(r.verdict.score == 1.0) for r in scored]
-    spans = [len(np.unique(np.concatenate([s.version_S for s in r.segments]))) > 1 for r in scored if r.segments]
+    spans = [
+        len(np.unique(np.concatenate([s.version_S for s in r.segments]))) > 1 for r in scored if r.segments
+    ]
     finish = Counter(r.segments[-1].finish_reason for r in scored if r.segments)
     n = max(1, len(scored))
     return {

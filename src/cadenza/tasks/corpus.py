@@ -96,7 +96,11 @@ def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> I
         module = modules[at]
         index = rng.randrange(len(module.drafts))
         draft = module.drafts[index]
-        mutation = _noise(draft.lines, rng) if rng.random() < _NOISE_SHARE else draw_mutation(draft.lines, families, rng)
+        mutation = (
+            _noise(draft.lines, rng)
+            if rng.random() < _NOISE_SHARE
+            else draw_mutation(draft.lines, families, rng)
+        )
         if mutation is None:
             continue
         buggy = module.with_lines(index, mutation.apply(draft.lines))
@@ -108,7 +112,12 @@ def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> I
                 listings.append(f"{m.path}\n{numbered(source)}")
         wrong = buggy.split("\n")[line - 1]
         head = module.start_of(index) + 1
-        answers = [draft.name, f"{module.path}:{head}|{buggy.split(chr(10))[head - 1]}", module.path, f"{line}|{wrong}"]
+        answers = [
+            draft.name,
+            f"{module.path}:{head}|{buggy.split(chr(10))[head - 1]}",
+            module.path,
+            f"{line}|{wrong}",
+        ]
         if rng.random() < 0.3:  # a second look-up, of any function shown
             other = rng.choice(module.drafts)
             answers.insert(1, other.name)

@@ -34,10 +34,15 @@ def python_documents(directories: Iterable[Path], *, held_out: bool) -> Iterator
     seen: dict[str, Path] = {}
     for root in directories:
         for path in root.rglob("*.py"):
-            if _SKIPPED_PARTS.isdisjoint(path.relative_to(root).parts) and path.stat().st_size <= _MAX_FILE_BYTES:
+            if (
+                _SKIPPED_PARTS.isdisjoint(path.relative_to(root).parts)
+                and path.stat().st_size <= _MAX_FILE_BYTES
+            ):
                 seen.setdefault(hashlib.sha256(path.read_bytes()).hexdigest(), path)
     if not seen:
-        raise MissingArtifact("no Python source found to train on", "install a Python with its standard library")
+        raise MissingArtifact(
+            "no Python source found to train on", "install a Python with its standard library"
+        )
     for digest in sorted(seen):
         if (int(digest[:8], 16) % HELD_OUT_ONE_IN == 0) != held_out:
             continue

@@ -80,9 +80,7 @@ class Batch:
     masked_overlong: int = 0
 
 
-def make_batch(
-    groups: Sequence[Sequence[Rollout]], mask_overlong: bool, samples_per_group: int = 0
-) -> Batch:
+def make_batch(groups: Sequence[Sequence[Rollout]], mask_overlong: bool, samples_per_group: int = 0) -> Batch:
     """Samples of every rollout with a non-zero advantage, thinned to ``samples_per_group`` if that is not 0.
 
     Broken segments are masked and counted (invariant 2); a zero advantage has no gradient and is not worth its
@@ -99,7 +97,9 @@ def make_batch(
         for rollout, advantage, weight in zip(group, advantages, weights, strict=True):
             if advantage == 0.0 or weight == 0.0:
                 continue
-            overlong = any(s.finish_reason in ("context", "max_tokens", "max_turns") for s in rollout.segments)
+            overlong = any(
+                s.finish_reason in ("context", "max_tokens", "max_turns") for s in rollout.segments
+            )
             if mask_overlong and overlong:
                 batch.masked_overlong += 1
                 continue
@@ -224,7 +224,9 @@ def rl_step(
             advantage_N = advantage_N - config.kl_beta * (logp_N.detach() - reference_N)
         loss = -(weight_N * advantage_N * logp_N).sum() / denominator
         loss.backward()
-        _accumulate(sums, float(loss.detach()), entropy_N, weight_N, ratio_log_N, version - p.version_N, config)
+        _accumulate(
+            sums, float(loss.detach()), entropy_N, weight_N, ratio_log_N, version - p.version_N, config
+        )
     grad_norm = 0.0
     if packed:
         grad_norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm))

@@ -59,10 +59,18 @@ class TrainerService:
             for rollout in group:
                 for s in rollout.segments:
                     if len(s.version_S) and int(s.version_S.max()) > self.version:
-                        raise ValueError(f"a sample claims policy version {int(s.version_S.max())}, not made yet")
+                        raise ValueError(
+                            f"a sample claims policy version {int(s.version_S.max())}, not made yet"
+                        )
         batch = make_batch(groups, self.config.mask_overlong, self.config.samples_per_group)
         metrics = rl_step(
-            self.model, self.optimizer, batch, self.config, self.version, bf16=self.bf16, reference=self.reference
+            self.model,
+            self.optimizer,
+            batch,
+            self.config,
+            self.version,
+            bf16=self.bf16,
+            reference=self.reference,
         )
         self.version += 1
         return metrics
@@ -98,7 +106,8 @@ class TrainerService:
         except (RuntimeError, KeyError, EOFError, ValueError, pickle.UnpicklingError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CorruptArtifact(
-                f"the checkpoint {path} cannot be read ({reason})", "start the stage again with --restart-from"
+                f"the checkpoint {path} cannot be read ({reason})",
+                "start the stage again with --restart-from",
             ) from error
         self.version = state["version"]
         return self.version
