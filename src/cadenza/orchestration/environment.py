@@ -87,7 +87,7 @@ class EnvironmentService:
             return done
 
     def stats(self) -> dict[str, float]:
-        """``busy_s``: time during which some trial was doing anything but waiting for tokens; ``wall_s``; ``active``."""
+        """``busy_s``: time during which some trial did anything but wait for tokens; ``wall_s``; ``active``."""
         now = time.monotonic()
         running = now - self._busy_since if self._busy_since is not None else 0.0
         return {
