@@ -29,9 +29,9 @@ class MixtureConfig(StrictConfig):
     weight of the answers, which are a tenth of a document's text and all of its point; ``listing_weight``: of the listing before them."""
 
     tokens_per_step: int = 3072
-    source_share: float = 0.15
-    clean_share: float = 0.15
-    commit_share: float = 0.25
+    source_share: float = 0.05
+    clean_share: float = 0.05
+    commit_share: float = 0.6
     source_length: int = 1024
     answer_weight: float = 2.0
     listing_weight: float = 0.5
