@@ -21,16 +21,15 @@ help: ## list the commands
 install: $(STAMP) ## make .venv with the exact versions of constraints.txt; does nothing when it is up to date
 
 # The stamp is written last, so that an installation that was cut short is done again.
-$(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not installed; run make system-deps, or set PYTHON=path"; exit 1; }
+$(STAMP): pyproject.toml constraints.txt | system-deps
 	@echo "installing into $(VENV) (torch is the largest part; README says which build pip picks)"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-input -c constraints.txt -e '.[train,dev]'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --no-input -c constraints.txt -e '.[train,dev]'
 	@touch $@
 
 .PHONY: system-deps
 system-deps: ## install the Debian packages that are missing (needs root; otherwise names them)
-	@bash scripts/system-deps.sh
+	@PYTHON=$(PYTHON) bash scripts/system-deps.sh
 
 .PHONY: demo
 demo: $(STAMP) ## train the demo agent from tasks to report; QUICK=1 for a short look
@@ -38,7 +37,7 @@ demo: $(STAMP) ## train the demo agent from tasks to report; QUICK=1 for a short
 
 .PHONY: proof
 proof: $(STAMP) ## rerun the measured claims (about 3 hours on 2 cores; resumable)
-	$(BIN)/python experiments/proof.py
+	$(BIN)/python experiments/first_loop.py
 
 .PHONY: test
 test: $(STAMP) lint docs ## everything a change must pass

@@ -1,7 +1,7 @@
 """What one sandbox of backend ``local`` costs: create, exec, a warm test run, fork; against the plain process.
 
-Run: ``python benchmarks/sandbox_local.py --json``. Prints one line a figure (names: docs/results/README.md).
-Medians of one caller at a time, and creates per second with ``--parallel`` at once.
+Run: ``python benchmarks/sandbox_local.py --json``. Prints one line a figure, as a ratio to a peer measured in the
+same run (``ms`` is the absolute median). ``local_create_ratio`` counts creation and destruction together.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,67 +53,98 @@ def sample_plain(action: Callable[[], Any], n: int) -> list[float]:
     return times
 
 
-async def measure(n: int, parallel: int) -> list[dict[str, Any]]:
-    """All figures."""
+def ratio(
+    name: str, times: list[float], peer: str, peers: list[float], better: str = "lower"
+) -> dict[str, Any]:
+    """One figure: how many times the peer's median ``times`` are (or, for ``higher``, the other way round)."""
+    base = statistics.median(peers)
+    values = sorted(t / base if better == "lower" else base / t for t in times)
+    low, high = (values[int(len(values) * q)] for q in (0.05, 0.95))
+    return {
+        "figure": name,
+        "value": statistics.median(values),
+        "unit": "x",
+        "better": better,
+        "peer": peer,
+        "peer_value": base,
+        "ms": statistics.median(times),
+        "n": len(times),
+        "interval": [low, high],
+    }
+
+
+async def measure(n: int, parallel: int) -> AsyncIterator[dict[str, Any]]:
+    """All figures, one after the other. Intervals are the 5th and 95th percentile."""
     repo = Path(tempfile.mkdtemp(prefix="bench-sandbox-"))
-    (repo / "shop.py").write_text(SHOP)
-    (repo / "test_shop.py").write_text(TESTS)
-    spec = SandboxSpec(layers=(repo,))
-    figures = []
-
-    def figure(name: str, times: list[float], unit: str = "ms", peer: str = "", peers: Any = None) -> None:
-        low, high = statistics.quantiles(times, n=20)[::18] if len(times) > 2 else (min(times), max(times))
-        value = statistics.median(times)
-        line = {"figure": name, "value": value, "unit": unit, "better": "lower", "n": len(times)}
-        line |= {"interval": [low, high], "interval_kind": "5th and 95th percentile"}
-        if peers:
-            line |= {
-                "peer": peer,
-                "peer_value": statistics.median(peers),
-                "ratio": value / statistics.median(peers),
-            }
-        figures.append(line)
-
     try:
-        plain = sample_plain(lambda: subprocess.run(["true"], check=True), n)
+        (repo / "shop.py").write_text(SHOP)
+        (repo / "test_shop.py").write_text(TESTS)
+        (repo / "data").mkdir()
+        for number in range(1000):
+            (repo / "data" / f"{number}.txt").write_text(str(number))
         async with LocalBackend() as backend:
-
-            async def create_destroy() -> None:
-                await (await backend.create(spec)).destroy()
-
-            figure(
-                "local_create_destroy_ms",
-                await sample(create_destroy, n),
-                peer="subprocess.run(['true'])",
-                peers=plain,
-            )
-            sandbox = await backend.create(spec)
-            run = await sample(lambda: sandbox.exec(["true"]), n)
-            figure("local_exec_ms", run, peer="subprocess.run(['true'])", peers=plain)
-            cold = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"]
-            colds = sample_plain(lambda: subprocess.run(cold, cwd=repo, capture_output=True), max(3, n // 20))
-            warm = await sample(lambda: sandbox.pytest(["test_shop.py"]), n)
-            figure("local_pytest_ms", warm, peer="python -m pytest", peers=colds)
-            figure("local_read_ms", await sample(lambda: sandbox.read("shop.py"), n))
-
-            async def fork() -> None:
-                (child,) = await sandbox.fork(1)
-                assert not isinstance(child, Exception), child
-                await child.destroy()
-
-            await sandbox.write("shop.py", b"# changed\n")
-            figure("local_fork_destroy_ms", await sample(fork, n))
-            start = time.perf_counter()
-            many = await asyncio.gather(*(backend.create(spec) for _ in range(parallel)))
-            took = time.perf_counter() - start
-            figures.append(
-                {"figure": f"local_creates_per_s_{parallel}", "value": parallel / took, "unit": "1/s"}
-            )
-            figures[-1] |= {"better": "higher", "n": parallel}
-            await asyncio.gather(*(s.destroy() for s in many))
+            async for figure in _one_at_a_time(backend, repo, n):
+                yield figure
+            async for figure in _many_at_once(backend, repo, parallel):
+                yield figure
     finally:
         shutil.rmtree(repo)
-    return figures
+
+
+async def _one_at_a_time(backend: LocalBackend, repo: Path, n: int) -> AsyncIterator[dict[str, Any]]:
+    spec = SandboxSpec(layers=(repo,))
+    true = "subprocess.run(['true'])"
+    plain = sample_plain(lambda: subprocess.run(["true"], check=True), n)
+
+    async def create_destroy() -> None:
+        await (await backend.create(spec)).destroy()
+
+    yield ratio("local_create_ratio", await sample(create_destroy, n), true, plain)
+    sandbox = await backend.create(spec)
+    yield ratio("local_exec_ratio", await sample(lambda: sandbox.exec(["true"]), n), true, plain)
+    warm = await sample(lambda: sandbox.pytest(["test_shop.py"]), n)
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"]
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    cold = sample_plain(
+        lambda: subprocess.run(argv, cwd=repo, env=environment, capture_output=True), max(3, n // 10)
+    )
+    yield ratio("pytest_warm_speedup", warm, "python -m pytest without plug-ins", cold, better="higher")
+
+    async def fork() -> None:
+        (child,) = await sandbox.fork(1)
+        assert not isinstance(child, Exception), child
+        await child.destroy()
+
+    def copy() -> None:
+        with tempfile.TemporaryDirectory() as target:
+            subprocess.run(["cp", "-a", str(repo), target], check=True)
+
+    await sandbox.write("shop.py", b"# changed\n")
+    copies = sample_plain(copy, max(3, n // 10))
+    yield ratio("local_fork_vs_cp", await sample(fork, n), "cp -a of 1,002 files, and rm -r", copies)
+    await sandbox.destroy()
+
+
+async def _many_at_once(backend: LocalBackend, repo: Path, parallel: int) -> AsyncIterator[dict[str, Any]]:
+    spec = SandboxSpec(layers=(repo,))
+    start = time.perf_counter()
+    many = await asyncio.gather(*(backend.create(spec) for _ in range(parallel)))
+    took = time.perf_counter() - start
+    figure = {"figure": f"local_creates_per_s_{parallel}", "value": parallel / took, "unit": "1/s"}
+    yield figure | {"better": "higher", "n": parallel}
+    private = [_private_kb(pid) for pid in _children(backend.pid)]
+    figure = {"figure": "local_mb_each", "value": statistics.median(private) / 1024, "unit": "MB"}
+    yield figure | {"better": "lower", "n": len(private)}
+    await asyncio.gather(*(sandbox.destroy() for sandbox in many))
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _private_kb(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 def machine() -> dict[str, Any]:
@@ -132,17 +163,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("-n", type=int, default=100, help="calls per figure")
-    parser.add_argument("--parallel", type=int, default=64, help="sandboxes created at once")
+    parser.add_argument("--parallel", type=int, default=200, help="sandboxes created at once")
     args = parser.parse_args()
+    asyncio.run(_print(args))
+
+
+async def _print(args: argparse.Namespace) -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     ).stdout.strip()
-    for line in asyncio.run(measure(args.n, args.parallel)):
+    extra = {"seeds": [], "commit": commit, "machine": machine(), "command": " ".join(["python", *sys.argv])}
+    async for figure in measure(args.n, args.parallel):
         if args.json:
-            extra = {"commit": commit, "machine": machine(), "command": " ".join(["python", *sys.argv])}
-            print(json.dumps(line | extra))
+            print(json.dumps(figure | extra), flush=True)
         else:
-            print(f"{line['figure']:28} {line['value']:8.2f} {line['unit']}  {line.get('interval', '')}")
+            milliseconds = f"{figure['ms']:8.2f} ms" if "ms" in figure else ""
+            print(
+                f"{figure['figure']:24} {figure['value']:8.2f} {figure['unit']:4} {milliseconds}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from cadenza.core.recipes import recipe_names
-from cadenza.pipelines.plan import Recipe, plan_recipe, recipe_folders
+from cadenza.pipelines.plan import RESERVED, Recipe, plan_recipe, recipe_folders
 from cadenza.pipelines.stages import Stage
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "configuration.md"
@@ -53,17 +53,19 @@ def page() -> str:
         for planned in plan_recipe(str(folders[0] / f"{name}.toml")).stages:
             kinds.setdefault(planned.kind, (planned.name, planned.stage))
     for kind, (name, stage) in kinds.items():
-        parts.append(f"\n## `{name}`\n\n`kind = \"{kind}\"`\n")
+        parts.append(f'\n## `{name}`\n\n`kind = "{kind}"`\n')
         if stage.__doc__:
-            parts.append(f"\n{inspect.cleandoc(stage.__doc__)}\n")
+            parts.append(f"\n{_plain(inspect.cleandoc(stage.__doc__))}\n")
         roles = [*stage.inputs, *(f"{role} (optional)" for role in stage.optional_inputs)]
         if roles:
-            parts.append(f"\nInputs: {', '.join(roles)}{', and any other role' if stage.open_inputs else ''}.\n")
-        parts += section(stage.Config)
+            parts.append(
+                f"\nInputs: {', '.join(roles)}{', and any other role' if stage.open_inputs else ''}.\n"
+            )
+        parts += section(stage.Config, hidden=RESERVED)
     return "".join(parts)
 
 
-def section(model: type[BaseModel], prefix: str = "") -> list[str]:
+def section(model: type[BaseModel], prefix: str = "", hidden: tuple[str, ...] = ()) -> list[str]:
     """The table of a class, then those of the classes nested in it."""
     parts: list[str] = []
     doc = "" if model.__doc__ == BaseModel.__doc__ else inspect.cleandoc(model.__doc__ or "")
@@ -71,6 +73,8 @@ def section(model: type[BaseModel], prefix: str = "") -> list[str]:
         parts.append(f"\n{_plain(doc)}\n")
     rows, nested = [], []
     for name, field in model.model_fields.items():
+        if name in hidden:
+            continue
         inner = _model_in(field.annotation)
         if inner is not None:
             nested.append((f"{prefix}{name}", inner))
@@ -98,7 +102,9 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _type(annotation: Any) -> str:
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation.__name__
-    return _cell(str(annotation).replace("typing.", "").replace("pathlib.", "").replace("collections.abc.", ""))
+    return _cell(
+        str(annotation).replace("typing.", "").replace("pathlib.", "").replace("collections.abc.", "")
+    )
 
 
 def _default(field: Any) -> str:

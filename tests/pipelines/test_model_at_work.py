@@ -7,15 +7,6 @@ from pathlib import Path
 
 import pytest
 
-SMALL = {
-    "d_model": 32,
-    "n_layers": 1,
-    "n_heads": 2,
-    "n_kv_heads": 1,
-    "head_dim": 16,
-    "n_experts": 2,
-    "experts_per_token": 1,
-}
 pytestmark = [pytest.mark.needs_train, pytest.mark.needs_namespaces]
 
 
@@ -32,7 +23,10 @@ def model(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train(["def total(values):\n    return sum(values)\n"] * 20, vocab_size=320)
     folder = tmp_path_factory.mktemp("model")
-    config = ModelConfig(vocab_size=tokenizer.vocab_size, d_expert=16, d_shared=16, **SMALL)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, d_model=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16,
+        n_experts=2, experts_per_token=1, d_expert=16, d_shared=16,
+    )  # fmt: skip
     save_model(
         PolicyModel(config),
         folder,

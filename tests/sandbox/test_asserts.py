@@ -50,7 +50,8 @@ def outcome(source, rewrite):
 def test_rewritten_assertion_evaluates_the_same_things_in_the_same_order(text, nested, message):
     source = f"assert {text}{message}"
     if nested:
-        source = f"def t():\n    for _ in [0]:\n        try:\n            {source}\n        finally:\n            f(0)\nt()"
+        lines = ["def t():", " for _ in [0]:", "  try:", f"   {source}", "  finally:", "   f(0)", "t()"]
+        source = "\n".join(lines)
     assert outcome(source, rewrite=True) == outcome(source, rewrite=False)
 
 

@@ -236,8 +236,10 @@ def test_subdirectories_packages_and_capture_fixtures_work(tests_in):
     files = {
         "lib/__init__.py": "",
         "lib/core.py": "def f(): print('out')\n",
-        "tests/test_core.py": "from lib.core import f\ndef test_f(capsys):\n    f()\n    assert capsys.readouterr().out == 'out\\n'\n",
-        "test_log.py": "import logging\ndef test_log(caplog):\n    logging.warning('w')\n    assert 'w' in caplog.text\n",
+        "tests/test_core.py": "from lib.core import f\n"
+        "def test_f(capsys):\n    f()\n    assert capsys.readouterr().out == 'out\\n'\n",
+        "test_log.py": "import logging\n"
+        "def test_log(caplog):\n    logging.warning('w')\n    assert 'w' in caplog.text\n",
     }
     result = tests_in(files)
     assert result.tests == {"tests/test_core.py::test_f": "passed", "test_log.py::test_log": "passed"}, result
@@ -245,7 +247,8 @@ def test_subdirectories_packages_and_capture_fixtures_work(tests_in):
 
 def test_printed_output_is_returned_bounded(tests_in):
     files = {
-        "test_x.py": "def test_a():\n    print('start')\n    for i in range(200000): print('x' * 50)\n    print('end')\n"
+        "test_x.py": "def test_a():\n"
+        "    print('start')\n    for i in range(200000): print('x' * 50)\n    print('end')\n"
     }
     result = tests_in(files)
     assert result.tests == {"test_x.py::test_a": "passed"}
@@ -268,9 +271,15 @@ def test_process_left_behind_by_a_test_is_dead_when_the_run_returns(sandbox, run
 
 
 def test_threads_and_forks_of_tests_do_not_double_the_report(tests_in):
-    files = {"test_x.py": "import os, threading\ndef test_a():\n    t = threading.Thread(target=print); t.start(); t.join()\n"
-             "def test_b():\n    pid = os.fork()\n    if pid == 0: os._exit(3)\n    assert os.waitpid(pid, 0)[1] == 768\n"}  # fmt: skip
-    assert tests_in(files).tests == {"test_x.py::test_a": "passed", "test_x.py::test_b": "passed"}
+    text = (
+        "import os, threading\n"
+        "def test_a():\n    t = threading.Thread(target=print); t.start(); t.join()\n"
+        "def test_b():\n    pid = os.fork()\n    if pid == 0: os._exit(3)\n    assert os.waitpid(pid, 0)[1] == 768\n"
+    )
+    assert tests_in({"test_x.py": text}).tests == {
+        "test_x.py::test_a": "passed",
+        "test_x.py::test_b": "passed",
+    }
 
 
 def test_memory_limit_fails_the_test_and_not_the_sandbox(sandbox, run):

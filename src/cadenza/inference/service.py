@@ -27,7 +27,9 @@ class EngineService:
         version: policy version of those weights.
     """
 
-    def __init__(self, model_directory: str, config: EngineConfig, version: int = 0, digest: str = "") -> None:
+    def __init__(
+        self, model_directory: str, config: EngineConfig, version: int = 0, digest: str = ""
+    ) -> None:
         # Imported here: a process that only holds a handle on this service has no need of torch.
         import torch
 

@@ -64,7 +64,10 @@ def from_hf_names(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, 
         state[ours + "w_in_EGD"] = torch.stack(
             [
                 torch.cat(
-                    [tensors[f"{base}experts.{e}.gate_proj.weight"], tensors[f"{base}experts.{e}.up_proj.weight"]]
+                    [
+                        tensors[f"{base}experts.{e}.gate_proj.weight"],
+                        tensors[f"{base}experts.{e}.up_proj.weight"],
+                    ]
                 )
                 for e in experts
             ]
@@ -138,7 +141,12 @@ def config_from_hf(raw: dict) -> ModelConfig:
 
 
 def save_model(
-    model: PolicyModel, directory: Path, *, eos_token_id: int, bos_token_id: int, dtype: torch.dtype | None = None
+    model: PolicyModel,
+    directory: Path,
+    *,
+    eos_token_id: int,
+    bos_token_id: int,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Writes config.json, generation_config.json and model.safetensors (weights renamed into place last).
 

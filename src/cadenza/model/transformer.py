@@ -237,10 +237,14 @@ class PolicyModel(nn.Module):
             total = total + balance
         return self.norm(x), total / len(self.layers)
 
-    def extend(self, ids_BT: Tensor, start_B: Tensor, caches: list[LayerCache]) -> tuple[Tensor, list[Tensor]]:
+    def extend(
+        self, ids_BT: Tensor, start_B: Tensor, caches: list[LayerCache]
+    ) -> tuple[Tensor, list[Tensor]]:
         """T new tokens per row on top of cached ones. Returns (x_BTD after the last norm, per layer the
         convolution's input_BTD, from which the caller keeps each row's last ``short_conv - 1`` positions)."""
-        position = (start_B[:, None] + torch.arange(ids_BT.shape[1])).clamp_(max=self.config.max_positions - 1)
+        position = (start_B[:, None] + torch.arange(ids_BT.shape[1])).clamp_(
+            max=self.config.max_positions - 1
+        )
         cos, sin = self.cos[position], self.sin[position]
         x = self.embed_tokens(ids_BT)
         conv_inputs = []

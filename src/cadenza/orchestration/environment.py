@@ -55,7 +55,9 @@ class EnvironmentService:
 
     def __init__(self, engine: Remote, tokenizer_directory: str, config: EnvironmentConfig) -> None:
         if config.backend != "local":
-            raise ServiceDied(f"environment backend {config.backend!r} does not exist", 'set backend = "local"')
+            raise ServiceDied(
+                f"environment backend {config.backend!r} does not exist", 'set backend = "local"'
+            )
         self._engine, self._config = engine, config
         renderer = CompactRenderer(Tokenizer.load(Path(tokenizer_directory)))
         self._agent = Agent(renderer, demo_tools(), config.agent)
@@ -85,7 +87,7 @@ class EnvironmentService:
             return done
 
     def stats(self) -> dict[str, float]:
-        """``busy_s``: time during which some trial was doing anything but waiting for tokens; ``wall_s``; ``active``."""
+        """``busy_s``: time during which some trial did anything but wait for tokens; ``wall_s``; ``active``."""
         now = time.monotonic()
         running = now - self._busy_since if self._busy_since is not None else 0.0
         return {
@@ -167,9 +169,7 @@ class EnvironmentService:
         group = order.slot[0]
         session = self._client.session(order.seed)
         config = self._config
-        sampling = Sampling(
-            temperature=order.temperature, max_tokens=config.agent.max_tokens_per_turn
-        )
+        sampling = Sampling(temperature=order.temperature, max_tokens=config.agent.max_tokens_per_turn)
         try:
             rollout = await run_trial(
                 order.task, session, self._backend, self._agent, sampling, order.seed, group,

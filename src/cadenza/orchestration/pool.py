@@ -58,7 +58,9 @@ class RolloutPool:
         except BaseException as error:
             told: BaseException = error
             if isinstance(error, TimeoutError):
-                told = DeadlineExceeded("the environment service does not answer", "run the same command again")
+                told = DeadlineExceeded(
+                    "the environment service does not answer", "run the same command again"
+                )
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(told) if isinstance(told, Exception) else future.cancel()

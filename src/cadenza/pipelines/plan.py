@@ -15,7 +15,8 @@ from cadenza.core.extras import missing_extra
 from cadenza.core.recipes import load_recipe, to_toml
 from cadenza.pipelines.stages import Stage
 
-RESERVED = ("name", "kind", "inputs", "seed")  # of a [[stage]] table; every other key is the stage's own
+# Keys of a [[stage]] table that belong to the runner; a Config's field of the same name keeps its default.
+RESERVED = ("name", "kind", "inputs", "seed")
 
 
 class Recipe(StrictConfig):
@@ -56,12 +57,8 @@ class PlannedStage:
     def settings(self) -> dict[str, Any]:
         """What the digest was made from, readable, for showing what changed."""
         inputs = {role: str(source) for role, source in self.inputs.items()}
-        return {
-            "kind": self.kind,
-            "version": self.stage.version,
-            "seed": self.seed,
-            "inputs": inputs,
-        } | canonical(self.config)
+        about = {"kind": self.kind, "version": self.stage.version, "seed": self.seed, "inputs": inputs}
+        return canonical(self.config) | about
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,8 @@ class Plan:
                 table["seed"] = planned.seed
             if planned.inputs:
                 table["inputs"] = {role: str(source) for role, source in planned.inputs.items()}
-            stages.append(table | planned.config.model_dump(mode="json"))
+            values = planned.config.model_dump(mode="json")
+            stages.append(table | {key: value for key, value in values.items() if key not in RESERVED})
         return {
             "name": self.name,
             "description": self.description,

@@ -72,7 +72,9 @@ class RL(Stage[RLConfig]):
                     spans = [Span(lane="trainer", start=end - row["step_s"], end=end, label=f"step {step}")]
                     append_lines(context.out / "timeline.jsonl", spans)
                     bar.set(
-                        min(row["elapsed_s"], config.max_seconds), step=step, solved=round(row["pass_rate"], 2)
+                        min(row["elapsed_s"], config.max_seconds),
+                        step=step,
+                        solved=round(row["pass_rate"], 2),
                     )
 
                 rl = RLRun(

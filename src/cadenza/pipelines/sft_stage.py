@@ -12,7 +12,8 @@ from cadenza.training.config import OptimizerConfig, SftDataConfig
 
 class SftConfig(StrictConfig):
     """Trains for ``epochs`` or until the validation loss of the expert's tokens is flat for ``patience`` evaluations
-    (0: never stop early), at most ``budget_s`` seconds. With ``keep_best`` the weights of the best evaluation are kept."""
+    (0: never stop early), at most ``budget_s`` seconds. With ``keep_best`` the weights of the best evaluation
+    are kept."""
 
     epochs: float = 8.0
     budget_s: float = 1e9

@@ -72,6 +72,11 @@ class LocalBackend:
         """``tmpfs`` or ``disk``: where changed files live, once started."""
         return self._scratch
 
+    @property
+    def pid(self) -> int:
+        """The zygote's process id; its children are the sandboxes. 0 when not started."""
+        return self._process.pid if self._process else 0
+
     @staticmethod
     def probe() -> Capabilities:
         """Really creates a sandbox and runs a command in it. Raises nothing; see ``reason`` and ``mend``."""

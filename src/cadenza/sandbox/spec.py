@@ -13,7 +13,7 @@ class Limits(StrictConfig):
     """Bounds of one sandbox. Sizes in bytes.
 
     ``memory_bytes``: address space of each process, and resident memory of all together (looked at every 100 ms).
-    ``disk_bytes``: ``/work`` and ``/tmp``, each. ``cpu_s``: processor seconds of one process.
+    ``disk_bytes``: ``/work`` and ``/tmp`` together (scratch tmpfs only). ``cpu_s``: processor seconds of one process.
     ``output_bytes``: kept of each stream of a command; beyond it the middle is left out.
     """
 

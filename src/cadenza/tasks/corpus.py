@@ -20,6 +20,7 @@ from cadenza.tasks.partition import owned_by
 _OWNS = owned_by("corpus")
 _TOKEN = re.compile(r'"[^"]*"|\w+|//=|[-+*/%<>=!]=|//|[-+*/%<>]')
 _NOISE_SHARE = 0.15
+_EXCERPT_SHARE = 0.7  # a function alone is a third of its module's text and has as much to say about the repair
 
 
 def clean_modules(seed: int) -> Iterator[str]:
@@ -56,6 +57,7 @@ def _value(draft: Draft, call: Call) -> object:
 
 def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> Iterator[str]:
     """Endless repairs: path, numbered listing with one corruption, a one-line message, the repaired line ``N|text``.
+    Mostly the listing is of the corrupted function alone, with its lines' numbers in the module.
 
     A lost line is repaired by the line before it followed by the lost one. Besides the families, a share of the
     corruptions is generic noise: a token replaced by another one of the same function.
@@ -79,7 +81,12 @@ def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> It
             continue
         buggy = module.with_lines(index, mutation.apply(draft.lines))
         line, text = repair_of(module.source, buggy)
-        yield f"{module.path}\n{numbered(buggy)}\n\n{_message(draft, module, rng)}\n{line}|{text}\n"
+        shown = numbered(buggy)
+        if rng.random() < _EXCERPT_SHARE:
+            start = module.start_of(index)
+            end = start + len(buggy.split("\n")) - len(module.source.split("\n")) + len(draft.lines)
+            shown = "\n".join(shown.split("\n")[start:end])
+        yield f"{module.path}\n{shown}\n\n{_message(draft, module, rng)}\n{line}|{text}\n"
 
 
 def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> Iterator[str]:
@@ -96,7 +103,11 @@ def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> I
         module = modules[at]
         index = rng.randrange(len(module.drafts))
         draft = module.drafts[index]
-        mutation = _noise(draft.lines, rng) if rng.random() < _NOISE_SHARE else draw_mutation(draft.lines, families, rng)
+        mutation = (
+            _noise(draft.lines, rng)
+            if rng.random() < _NOISE_SHARE
+            else draw_mutation(draft.lines, families, rng)
+        )
         if mutation is None:
             continue
         buggy = module.with_lines(index, mutation.apply(draft.lines))
@@ -108,7 +119,12 @@ def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> I
                 listings.append(f"{m.path}\n{numbered(source)}")
         wrong = buggy.split("\n")[line - 1]
         head = module.start_of(index) + 1
-        answers = [draft.name, f"{module.path}:{head}|{buggy.split(chr(10))[head - 1]}", module.path, f"{line}|{wrong}"]
+        answers = [
+            draft.name,
+            f"{module.path}:{head}|{buggy.split(chr(10))[head - 1]}",
+            module.path,
+            f"{line}|{wrong}",
+        ]
         if rng.random() < 0.3:  # a second look-up, of any function shown
             other = rng.choice(module.drafts)
             answers.insert(1, other.name)

@@ -25,13 +25,13 @@ class OptimizerConfig(StrictConfig):
 
 
 class MixtureConfig(StrictConfig):
-    """Shares of a step's tokens; what they leave is reading exercises. ``answer_weight``: loss weight of a repair's last lines, which are a tenth of its
-    text and all of its point; ``listing_weight``: of the listing before them."""
+    """Shares of a step's tokens; what they leave is reading exercises. ``answer_weight``: loss
+    weight of the answers, which are a tenth of a document's text and all of its point; ``listing_weight``: of the listing before them."""
 
     tokens_per_step: int = 3072
-    source_share: float = 0.15
-    clean_share: float = 0.15
-    commit_share: float = 0.25
+    source_share: float = 0.05
+    clean_share: float = 0.05
+    commit_share: float = 0.6
     source_length: int = 1024
     answer_weight: float = 2.0
     listing_weight: float = 0.5
@@ -52,7 +52,9 @@ class RLStepConfig(StrictConfig):
 
     ``tokens_per_rollout``: Z / (rollouts of the step), the constant loss denominator per rollout, about the usual
     number of sampled tokens. ``importance_cap``: truncation of the off-policy weight. ``kl_beta``: weight of
-    k1 = log pi - log ref in the advantage, detached. ``parity_limit``: mean k3 between engine and trainer at
+    k1 = log pi - log ref in the advantage, detached. ``samples_per_group``: train at most so many of a group's
+    rollouts, drawn evenly from its reward classes and weighted to keep the expected gradient (0: all); on few
+    cores training costs more than sampling. ``parity_limit``: mean k3 between engine and trainer at
     the same version above which the run stops (invariant 7), per dtype.
     """
 
@@ -66,5 +68,6 @@ class RLStepConfig(StrictConfig):
     importance_cap: float = 2.0
     kl_beta: float = 0.0
     mask_overlong: bool = False
+    samples_per_group: int = 0
     parity_limit_bf16: float = 0.01
     parity_limit_fp32: float = 1e-4

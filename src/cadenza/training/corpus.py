@@ -42,7 +42,9 @@ def python_documents(directories: Iterable[Path], *, held_out: bool) -> Iterator
             except OSError:
                 continue
     if not seen:
-        raise MissingArtifact("no Python source found to train on", "install a Python with its standard library")
+        raise MissingArtifact(
+            "no Python source found to train on", "install a Python with its standard library"
+        )
     for digest in sorted(seen):
         if (int(digest[:8], 16) % HELD_OUT_ONE_IN == 0) != held_out:
             continue

@@ -20,7 +20,6 @@ from cadenza.model.transformer import PolicyModel
 from cadenza.training.config import OptimizerConfig
 from cadenza.training.optimizers import Optimizers
 
-
 MIN_FILL = 0.7
 
 
@@ -46,9 +45,7 @@ def pad_rows(sequences: list[tuple[np.ndarray, np.ndarray]], multiple: int = 64)
     return Rows(ids_BT, weight_BT)
 
 
-def microbatches(
-    sequences: list[tuple[np.ndarray, np.ndarray]], tokens_per_microbatch: int
-) -> list[Rows]:
+def microbatches(sequences: list[tuple[np.ndarray, np.ndarray]], tokens_per_microbatch: int) -> list[Rows]:
     """Sorts by length and cuts into microbatches of at most ``tokens_per_microbatch`` padded tokens, in which no
     row is shorter than ``MIN_FILL`` of the longest."""
     out: list[Rows] = []

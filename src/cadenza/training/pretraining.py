@@ -26,7 +26,7 @@ def _whole(text: str, tokenizer: Tokenizer) -> Sequence:
 
 
 def _answered(text: str, tokenizer: Tokenizer, config: MixtureConfig, message_lines: int) -> Sequence:
-    """A listing, an empty line, ``message_lines`` lines of message, the answer; a numbered listing has no empty line."""
+    """A listing, an empty line, ``message_lines`` lines of message, the answer. A listing has no empty line itself."""
     listing, _, told = text.partition("\n\n")
     lines = told.split("\n", message_lines)
     head_text = "\n".join([listing, "", *lines[:message_lines], ""])

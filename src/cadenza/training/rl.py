@@ -9,6 +9,7 @@ the advantage (as a loss its expected gradient would be zero).
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.core.types import Rollout
+from cadenza.core.types import Rollout, Segment
 from cadenza.model.logprobs import token_logprobs
 from cadenza.model.transformer import PolicyModel
 from cadenza.training.config import RLStepConfig
@@ -49,6 +50,26 @@ def group_advantages(rollouts: Sequence[Rollout]) -> list[float | None]:
     return [None if r.reward is None else r.reward - mean for r in rollouts]
 
 
+def thin(advantages: Sequence[float], most: int, key: str) -> list[float]:
+    """Weights that keep at most ``most`` of a group's rollouts: 0 for those left out, else how many of its class
+    (rollouts of equal advantage) each kept one stands for. Classes share the places evenly; the draw is seeded by
+    ``key``. The weighted sum of advantages is that of the whole group, and its gradient is in expectation.
+    """
+    classes: dict[float, list[int]] = defaultdict(list)
+    for index, advantage in enumerate(advantages):
+        if advantage != 0.0:
+            classes[advantage].append(index)
+    weights = [0.0] * len(advantages)
+    left, rng = most, random.Random(key)
+    for position, (_, members) in enumerate(sorted(classes.items(), key=lambda c: (len(c[1]), c[0]))):
+        share = max(1, left // (len(classes) - position))
+        kept = rng.sample(members, min(share, len(members)))
+        left -= len(kept)
+        for index in kept:
+            weights[index] = len(members) / len(kept)
+    return weights
+
+
 @dataclass
 class Batch:
     """What one step trains on, and what was left out and why."""
@@ -60,20 +81,31 @@ class Batch:
 
 
 def make_batch(
-    groups: Sequence[Sequence[Rollout]], mask_overlong: bool, *, keep_zero: bool = False
+    groups: Sequence[Sequence[Rollout]],
+    mask_overlong: bool,
+    samples_per_group: int = 0,
+    *,
+    keep_zero: bool = False,
 ) -> Batch:
-    """Samples of every rollout with a non-zero advantage. Broken segments are masked and counted (invariant 2);
-    a zero advantage has no gradient and is not worth its forward pass, unless a KL term acts on it too
-    (``keep_zero``)."""
+    """Samples of every rollout with a non-zero advantage, thinned to ``samples_per_group`` if that is not 0.
+
+    Broken segments are masked and counted (invariant 2); a zero advantage has no gradient and is not worth its
+    forward pass, unless a KL term acts on it too (``keep_zero``).
+    """
     batch = Batch([], 0)
     for group in groups:
-        for rollout, advantage in zip(group, group_advantages(group), strict=True):
-            if advantage is None:
+        found = group_advantages(group)
+        batch.rollouts += sum(a is not None for a in found)
+        advantages = [a or 0.0 for a in found]
+        weights = [1.0] * len(advantages)
+        if samples_per_group:
+            weights = thin(advantages, samples_per_group, group[0].group_id)
+        for rollout, advantage, weight in zip(group, advantages, weights, strict=True):
+            if rollout.reward is None or weight == 0.0 or (advantage == 0.0 and not keep_zero):
                 continue
-            batch.rollouts += 1
-            if advantage == 0.0 and not keep_zero:
-                continue
-            overlong = any(s.finish_reason in ("context", "max_tokens", "max_turns") for s in rollout.segments)
+            overlong = any(
+                s.finish_reason in ("context", "max_tokens", "max_turns") for s in rollout.segments
+            )
             if mask_overlong and overlong:
                 batch.masked_overlong += 1
                 continue
@@ -81,11 +113,13 @@ def make_batch(
                 if s.broken() is not None or s.sampled_T[:1].any():  # nothing predicts a first token
                     batch.broken += 1
                 elif s.sampled_T.any():
-                    temperature = float(s.sampling.get("temperature", 1.0)) or 1.0
-                    batch.samples.append(
-                        Sample(s.ids_T, s.sampled_T, s.logprob_S, s.version_S, advantage, temperature)
-                    )
+                    batch.samples.append(_sample(s, advantage * weight))
     return batch
+
+
+def _sample(s: Segment, advantage: float) -> Sample:
+    temperature = float(s.sampling.get("temperature", 1.0)) or 1.0
+    return Sample(s.ids_T, s.sampled_T, s.logprob_S, s.version_S, advantage, temperature)
 
 
 @dataclass

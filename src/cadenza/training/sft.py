@@ -52,7 +52,9 @@ def only_actions(sequences: Sequence[Weighted]) -> list[Weighted]:
     return [(ids, (weight >= 1.0).astype(np.float32)) for ids, weight in sequences]
 
 
-def epoch_batches(sequences: Sequence[Weighted], tokens_per_step: int, seed: int, epoch: int) -> list[list[int]]:
+def epoch_batches(
+    sequences: Sequence[Weighted], tokens_per_step: int, seed: int, epoch: int
+) -> list[list[int]]:
     """A seeded order of one epoch, cut into steps of about ``tokens_per_step`` tokens: indices into ``sequences``."""
     order = list(range(len(sequences)))
     random.Random(f"{seed}/sft-epoch/{epoch}").shuffle(order)

@@ -58,10 +58,23 @@ class TrainerService:
             for rollout in group:
                 for s in rollout.segments:
                     if len(s.version_S) and int(s.version_S.max()) > self.version:
-                        raise ValueError(f"a sample claims policy version {int(s.version_S.max())}, not made yet")
-        batch = make_batch(groups, self.config.mask_overlong, keep_zero=self.reference is not None)
+                        raise ValueError(
+                            f"a sample claims policy version {int(s.version_S.max())}, not made yet"
+                        )
+        batch = make_batch(
+            groups,
+            self.config.mask_overlong,
+            self.config.samples_per_group,
+            keep_zero=self.reference is not None,
+        )
         metrics = rl_step(
-            self.model, self.optimizer, batch, self.config, self.version, bf16=self.bf16, reference=self.reference
+            self.model,
+            self.optimizer,
+            batch,
+            self.config,
+            self.version,
+            bf16=self.bf16,
+            reference=self.reference,
         )
         self.version += 1
         return metrics

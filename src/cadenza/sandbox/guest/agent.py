@@ -88,7 +88,7 @@ def main(fd: int, place: dict[str, Any], warm: tuple[pytest_run.Warm, pytest_run
     } | spec["env"]
     os.environ.clear()
     os.environ.update(env)
-    runner = commands.Runner(channel, spec["limits"], env)
+    runner = commands.Runner(channel, (upper_fd,), spec["limits"], env)
     channel.send({"ready": True})
     try:
         while True:
@@ -147,11 +147,11 @@ def _answer(channel, runner, warm, upper_fd, request, payload) -> None:
             reply, data = {"refused": f"unknown operation {op!r}"}, b""
     except files.Refused as error:
         reply, data = {"refused": str(error)}, b""
+    except (RecursionError, MemoryError) as error:  # a hostile tree: thousands of levels, or more than fits
+        reply, data = {"refused": f"{op}: too deep or too large ({type(error).__name__})"}, b""
     except OSError as error:
-        reply, data = (
-            {"errno": error.errno, "message": error.strerror, "path": str(error.filename or "")},
-            b"",
-        )
+        reply = {"errno": error.errno, "message": error.strerror, "path": str(error.filename or "")}
+        data = b""
     channel.send({"id": number} | reply, data)
 
 

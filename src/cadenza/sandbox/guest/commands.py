@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .agent import Channel
 
 CHUNK = 1 << 16
+REPORT_LIMIT = 64 << 20  # bytes of one test run's report
 WATCH_S = 0.1  # how often a running command's processes and memory are looked at
 PAGE = resource.getpagesize()
 
@@ -25,8 +26,11 @@ PAGE = resource.getpagesize()
 class Runner:
     """Starts one command or test run at a time and watches it until it has ended or must be ended."""
 
-    def __init__(self, channel: Channel, limits: dict[str, Any], env: dict[str, str]) -> None:
+    def __init__(
+        self, channel: Channel, private: tuple[int, ...], limits: dict[str, Any], env: dict[str, str]
+    ):
         self._channel = channel
+        self._private = private  # descriptors that no test process may inherit
         self._limits = limits
         self._env = env
         self._elders: frozenset[int] = (
@@ -94,23 +98,21 @@ class Runner:
     ) -> tuple[dict[str, Any], bytes]:
         """Forks the warm interpreter and runs pytest in the fork. The payload is what the tests printed."""
         started = time.monotonic()
-        output, report = HeadTail(self._limits["output_bytes"]), HeadTail(64 << 20)
+        output = HeadTail(self._limits["output_bytes"])
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
-        report_read, report_write = os.pipe2(os.O_CLOEXEC)
+        report = os.memfd_create("report")  # a file, so that no result wakes us before the run has ended
         pid = os.fork()
         if pid == 0:
             try:
-                self._become_test_process(out_write)
-                pytest_run.run(warm, request["args"], request["conftest"], report_write)
+                self._become_test_process(out_write, (out_read,))
+                pytest_run.run(warm, request["args"], request["conftest"], report)
             finally:
                 os._exit(70)  # run() never returns
         os.close(out_write)
-        os.close(report_write)
-        watch = _Watch(
-            pid, {out_read: output, report_read: report}, started + request["timeout_s"], leave_none=True
-        )
+        watch = _Watch(pid, {out_read: output}, started + request["timeout_s"], leave_none=True)
         self._follow(watch, request["id"])
-        reply = pytest_run.summarize(report.value(), watch.rc)
+        reply = pytest_run.summarize(os.pread(report, REPORT_LIMIT, 0), watch.rc)
+        os.close(report)
         reply |= {
             "timed_out": watch.timed_out,
             "limit": watch.limit,
@@ -118,12 +120,12 @@ class Runner:
         }
         return reply, output.value()
 
-    def _become_test_process(self, out: int) -> None:
+    def _become_test_process(self, out: int, unused: tuple[int, ...]) -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         self._channel.socket.close()
-        for fd in (self._wake, self._wake_write):
+        for fd in (self._wake, self._wake_write, *self._private, *unused):
             os.close(fd)
         os.setsid()
         null = os.open("/dev/null", os.O_RDONLY)

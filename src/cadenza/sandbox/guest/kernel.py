@@ -152,8 +152,8 @@ class _CapData(ctypes.Structure):
 
 def drop_capabilities() -> None:
     """Empties the bounding, effective, permitted and inheritable sets for good."""
-    for capability in range(64):
-        if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
-            break  # beyond the last capability that this kernel knows
+    capability = 0
+    while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:  # until the last that this kernel knows
+        capability += 1
     header = _CapHeader(0x20080522, 0)
     _check(_libc.capset(ctypes.byref(header), (_CapData * 2)()), "capset")

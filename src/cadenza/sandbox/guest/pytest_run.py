@@ -10,6 +10,7 @@ This relies on two private attributes of pytest (``Config._rootpath``, ``Session
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -262,6 +263,8 @@ def run(sessions: tuple[Warm, Warm], args: list[str], conftest: bool, sink: int)
     Plain paths and node ids take a warm session; options (anything that starts with ``-``) or ``conftest`` need a
     configuration of their own.
     """
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()  # the zygote's heap is frozen: only what the tests make is looked at
     os.chdir(ROOT)
     _make_way(ROOT)
     if conftest or any(arg.startswith("-") for arg in args):

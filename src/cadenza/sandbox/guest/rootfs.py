@@ -31,28 +31,48 @@ def map_user(uid: int, gid: int) -> None:
     _write("/proc/self/gid_map", f"{UID} {gid} 1")
 
 
+def skeleton(root: str, binds: list[tuple[str, str]], links: list[tuple[str, str]]) -> None:
+    """Makes, once per backend, the directory that every sandbox mounts as its root: mount points, links, ``/etc``."""
+    for name in ("proc", "dev/shm", "etc", "work", "run", "tmp"):
+        os.makedirs(f"{root}/{name}")
+    for path, target in links:
+        os.symlink(target, root + path)
+    for source, path in binds:
+        if os.path.isdir(source):
+            os.makedirs(root + path, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(root + path), exist_ok=True)
+            _write(root + path, "")
+    for name in DEVICES:
+        _write(f"{root}/dev/{name}", "")
+    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(target, f"{root}/dev/{name}")
+    _write(f"{root}/etc/passwd", PASSWD)
+    _write(f"{root}/etc/group", GROUP)
+    _write(f"{root}/etc/hosts", "127.0.0.1 localhost sandbox\n")
+
+
 def build(layout: dict[str, Any], layers: list[str], disk_bytes: int, scratch: str | None) -> int:
     """Mounts everything, makes it the root, and returns a directory descriptor of the overlay's upper directory.
 
     Args:
-        layout: see ``zygote.layout``: ``mount_points``, ``binds``, ``links``, ``root_uid``.
+        layout: see ``zygote.layout``.
         layers: read-only lower directories of ``/work`` on the host, top first.
-        disk_bytes: capacity of ``/work`` and of ``/tmp``, each.
-        scratch: a host directory for the upper files, or None for a tmpfs.
+        disk_bytes: capacity of ``/work`` and ``/tmp`` together where ``scratch`` is None.
+        scratch: a host directory for the files of the sandbox, or None for a tmpfs.
 
     Raises:
         OSError: a mount was refused; ``filename`` says which.
     """
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    upper_base, root = layout["mount_points"]
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    upper_base, root = layout["upper"], layout["root"]
+    _mount_root(root, layout)
     if scratch is None:
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV
         kernel.mount("scratch", upper_base, "tmpfs", flags, f"size={disk_bytes},mode=700")
     else:
         kernel.mount(scratch, upper_base, None, kernel.MS_BIND)
-    kernel.mount("root", root, "tmpfs", flags, f"size={disk_bytes},mode=755")
-    _populate(root, layout)
-    _overlay(upper_base, root, layers)
+    _mount_writable(upper_base, root, layers)
     upper = os.open("upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _protect_user_namespaces()
     os.chdir(root)
@@ -64,49 +84,29 @@ def build(layout: dict[str, Any], layers: list[str], disk_bytes: int, scratch: s
     return upper
 
 
-def _populate(root: str, layout: dict[str, Any]) -> None:
-    for name in ("proc", "dev", "etc", "work", "run"):
-        os.mkdir(f"{root}/{name}", 0o755)
-    os.mkdir(f"{root}/tmp", 0o1777)
-    os.mkdir(f"{root}/dev/shm", 0o1777)
-    for path, target in layout["links"]:
-        os.symlink(target, root + path)
+def _mount_root(root: str, layout: dict[str, Any]) -> None:
+    kernel.mount(root, root, None, kernel.MS_BIND)
     for source, path in layout["binds"]:
-        _bind(source, root + path, os.path.isdir(source))
-    _write(f"{root}/etc/passwd", PASSWD)
-    _write(f"{root}/etc/group", GROUP)
-    _write(f"{root}/etc/hosts", "127.0.0.1 localhost sandbox\n")
+        kernel.mount(source, root + path, None, kernel.MS_BIND | kernel.MS_REC)
+    read_only = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
+    kernel.protect_mount(root, read_only)  # all of them at once
     for name in DEVICES:
-        os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY, 0o600))
         kernel.mount(f"/dev/{name}", f"{root}/dev/{name}", None, kernel.MS_BIND)
-    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
-        os.symlink(target, f"{root}/dev/{name}")
     # Read-only as a whole: where the host side is root, files such as /proc/sys/kernel/core_pattern would
     # otherwise be writable by plain file mode, without any capability.
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
     kernel.mount("proc", f"{root}/proc", "proc", flags)
-    if layout["root_uid"]:
-        for name in MASKED_PROC:
-            if os.path.exists(f"{root}/proc/{name}"):
-                kernel.mount("/dev/null", f"{root}/proc/{name}", None, kernel.MS_BIND)
+    for name in layout["masked"]:
+        kernel.mount("/dev/null", f"{root}/proc/{name}", None, kernel.MS_BIND)
 
 
-def _bind(source: str, target: str, directory: bool) -> None:
-    if directory:
-        os.makedirs(target, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
-    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
-    kernel.protect_mount(
-        target, kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
-    )
-
-
-def _overlay(upper_base: str, root: str, layers: list[str]) -> None:
+def _mount_writable(upper_base: str, root: str, layers: list[str]) -> None:
     os.chdir(upper_base)
-    for name in ("upper", "work", "empty", "lower"):
-        os.mkdir(name, 0o755)
+    for name in ("upper", "work", "empty", "lower", "tmp", "shm"):
+        os.mkdir(name)
+    for name, path in (("tmp", "/tmp"), ("shm", "/dev/shm")):
+        os.chmod(name, 0o1777)
+        kernel.mount(name, root + path, None, kernel.MS_BIND)
     # Links keep the option string short (mount takes one page) and free of the separators ':' ',' '\\'.
     names = []
     for number, layer in enumerate(layers):

@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import Any
 
-from . import agent, kernel, pytest_run
+from . import agent, kernel, pytest_run, rootfs
 
 NAMESPACES = (
     kernel.CLONE_NEWUSER
@@ -57,13 +57,16 @@ def layout(run_dir: str) -> dict[str, Any]:
         if not _below(source, ("/usr",)):
             binds.append((source, target))
     path = [f"{seen}/bin", f"{sys.base_prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
+    rootfs.skeleton(f"{run_dir}/root", binds, links)
+    # Only where the host side is root does the mode of these files let anybody in.
+    masked = [name for name in rootfs.MASKED_PROC if os.geteuid() == 0 and os.path.exists(f"/proc/{name}")]
     return {
-        "mount_points": (f"{run_dir}/upper", f"{run_dir}/root"),
+        "upper": f"{run_dir}/upper",
+        "root": f"{run_dir}/root",
         "binds": binds,
-        "links": links,
         "uid": os.geteuid(),
         "gid": os.getegid(),
-        "root_uid": os.geteuid() == 0,
+        "masked": masked,
         "path": ":".join(dict.fromkeys(path)),
     }
 
@@ -99,7 +102,7 @@ def main(control_fd: int, host_pid_fd: int, run_dir: str) -> None:
             raise Unusable(problem)
         warm = pytest_run.warm_up()
         place = layout(run_dir)
-    except (Unusable, RuntimeError) as error:
+    except (Unusable, RuntimeError, OSError) as error:
         control.send(json.dumps({"unusable": str(error)}).encode())
         os._exit(1)
     sys.dont_write_bytecode = True
