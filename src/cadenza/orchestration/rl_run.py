@@ -22,18 +22,20 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, DeadlineExceeded, ResourceExhausted, ServiceDied
-from cadenza.core.rundb import RunDatabase
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.orchestration.curriculum import Curriculum, CurriculumConfig
 from cadenza.orchestration.environment import Order
 from cadenza.orchestration.placement import Remote
 from cadenza.training.config import RLStepConfig
+
+if TYPE_CHECKING:  # a dry run reads only the configuration above and need not wait for SQLAlchemy
+    from cadenza.core.rundb import RunDatabase
 
 
 class RunConfig(StrictConfig):
@@ -285,7 +287,9 @@ class RLRun:
     def _next_batch(self) -> list[_Group]:
         """The groups of the next step, or nothing yet."""
         informative = sum(g.spread() for g in self.ready)
-        enough = informative >= self.config.groups_per_step or len(self.ready) >= self.config.most_groups_per_step
+        enough = (
+            informative >= self.config.groups_per_step or len(self.ready) >= self.config.most_groups_per_step
+        )
         last = not self.flight and not self.curriculum.left and not self.retry_later and self.ready
         if self.config.synchronous:
             enough = enough and not self.flight
@@ -403,7 +407,9 @@ def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     rollouts = [r for group in groups for r in group]
     scored = [r for r in rollouts if r.reward is not None]
     solved = [float(r.verdict.score == 1.0) for r in scored]
-    spans = [len(np.unique(np.concatenate([s.version_S for s in r.segments]))) > 1 for r in scored if r.segments]
+    spans = [
+        len(np.unique(np.concatenate([s.version_S for s in r.segments]))) > 1 for r in scored if r.segments
+    ]
     finish = Counter(r.segments[-1].finish_reason for r in scored if r.segments)
     n = max(1, len(scored))
     return {
