@@ -150,3 +150,17 @@ def test_an_unexpected_error_keeps_its_trace_in_a_file(capsys, tmp_path, monkeyp
 def test_a_full_disk_anywhere_is_the_users_line(capsys):
     assert report(OSError(28, "No space left on device", "/data/x")) == 6
     assert capsys.readouterr().err.startswith("error: no space left to write /data/x; ")
+
+
+def test_a_dry_run_of_the_demo_takes_no_more_than_a_second_of_work(tmp_path, command_environment):
+    """Measured in CPU time, which a busy machine does not stretch; the better of three."""
+    import resource
+
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "cadenza", "train", "demo", "--dry-run"]
+        subprocess.run(command, env=command_environment, cwd=tmp_path, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 1.0, seconds

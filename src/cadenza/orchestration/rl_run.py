@@ -22,18 +22,20 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, DeadlineExceeded, ResourceExhausted, ServiceDied
-from cadenza.core.rundb import RunDatabase
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.orchestration.curriculum import Curriculum, CurriculumConfig
 from cadenza.orchestration.environment import Order
 from cadenza.orchestration.placement import Remote
 from cadenza.training.config import RLStepConfig
+
+if TYPE_CHECKING:  # a dry run reads only the configuration above and need not wait for SQLAlchemy
+    from cadenza.core.rundb import RunDatabase
 
 
 class RunConfig(StrictConfig):
