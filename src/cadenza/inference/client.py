@@ -36,6 +36,7 @@ class EngineClient:
         self._answers: dict[str, asyncio.Future[Completion]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.failure: Exception | None = None  # what ended the trade; every session is lost from then on
 
     def session(self, seed: int) -> EngineSession:
         """A fresh context whose samples depend on ``seed``."""
@@ -44,7 +45,9 @@ class EngineClient:
         return EngineSession(self, f"{self.name}/{next(self._numbers)}", seed)
 
     async def request(self, request: Request) -> Completion:
-        """Raises SessionLost when the engine is gone."""
+        """Raises SessionLost when the engine is gone, also if it went long before."""
+        if self.failure is not None:
+            raise SessionLost(str(self.failure))
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._answers[request.session] = future
         self._requests.append(request)
@@ -65,7 +68,7 @@ class EngineClient:
     async def aclose(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, Exception):  # ``failure`` has told it already
                 await self._task
             self._task = None
 
@@ -82,6 +85,7 @@ class EngineClient:
                     if future is not None and not future.done():
                         future.set_result(completion)
         except Exception as error:
+            self.failure = error
             for future in list(self._answers.values()):
                 if not future.done():
                     future.set_exception(SessionLost(str(error)))

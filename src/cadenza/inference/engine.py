@@ -62,7 +62,7 @@ class Engine:
             p.data, p.requires_grad = p.data.to(dtype), False
         self.span = min(config.max_context, model.config.max_positions)
         self.cache = KVCache(model.config, config.slots, self.span, dtype)
-        self.free = list(range(config.slots))
+        self.free = list(range(config.slots))[::-1]  # lowest first: attention reads up to the highest in use
         self.sessions: dict[str, _Session] = {}
         self.queue: deque[Request] = deque()
         self.prefixes: dict[tuple[int, ...], _Prefix] = {}
@@ -72,7 +72,8 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queues a turn. Raises ValueError when the session is still sampling or the request is empty."""
         session = self.sessions.get(request.session)
-        if session is not None and session.request is not None:
+        queued = any(r.session == request.session for r in self.queue)
+        if queued or (session is not None and session.request is not None):
             raise ValueError(f"session {request.session} already has a request in flight")
         if not request.new_ids and (session is None or not session.waiting):
             raise ValueError("a new session needs at least one token")
@@ -93,7 +94,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         running = any(s.request is not None for s in self.sessions.values())
-        return not running and not (self.queue and (self.free or self.queue[0].session in self.sessions))
+        return not running and not any(self.free or r.session in self.sessions for r in self.queue)
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
@@ -164,9 +165,7 @@ class Engine:
         return done
 
     def _feed(self, rows: list[tuple[str, _Session]], width: int) -> None:
-        width = min(width, self.span - max(s.length for _, s in rows))
         new_ids = [s.waiting[:-1] for _, s in rows]
-        width = max(width, max(len(ids) for ids in new_ids))
         self.cache.feed(self.model, [s.slot for _, s in rows], [s.length for _, s in rows], new_ids, width)
         for (name, s), ids in zip(rows, new_ids, strict=True):
             if s.length == 0:

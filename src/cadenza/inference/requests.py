@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 
 
 class EngineConfig(StrictConfig):
     """``dtype``: bfloat16, float32, or auto (bfloat16 where the CPU has instructions for it)."""
 
-    slots: int = 96  # sessions alive at once
-    max_context: int = 1024  # tokens per session
+    slots: int = Field(default=96, gt=0)  # sessions alive at once
+    max_context: int = Field(default=1024, gt=1)  # tokens per session
     prefill_tokens: int = 2048  # most padded tokens fed in one step, so that decoding never starves
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int = 1
@@ -23,7 +25,7 @@ class Sampling(StrictConfig):
     the recorded log-probabilities those of a truncated distribution."""
 
     temperature: float = 1.0
-    max_tokens: int = 96
+    max_tokens: int = Field(default=96, gt=0)
     stop_ids: tuple[int, ...] = ()
 
 
@@ -41,7 +43,7 @@ class Request:
 class Completion:
     """What was sampled. ``finish``: stop | length (max_tokens) | context (the session is full).
 
-    ``version``: policy version that produced each token; a swap in mid-request shows as a change inside it.
+    ``versions``: policy version that produced each token; a swap in mid-request shows as a change inside it.
     """
 
     session: str

@@ -21,7 +21,9 @@ def sample(logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor) -> tuple
     scale_B1 = torch.where(greedy_B, 1.0, temperature_B).reciprocal().unsqueeze(1)
     logp_BV = (logits_BV.float() * scale_B1).log_softmax(-1)
     cdf_BV = logp_BV.exp().cumsum(-1)
-    threshold_B1 = (uniform_B.float() * cdf_BV[:, -1]).unsqueeze(1)
+    # A double just below 1 rounds to 1.0 in fp32 and would draw the last id, whatever its probability.
+    below_one_B = uniform_B.float().clamp(max=1.0 - 2.0**-24)
+    threshold_B1 = (below_one_B * cdf_BV[:, -1]).unsqueeze(1)
     drawn_B = (cdf_BV <= threshold_B1).sum(-1).clamp_(max=logits_BV.shape[1] - 1)
     ids_B = torch.where(greedy_B, logp_BV.argmax(-1), drawn_B)
     return ids_B, logp_BV.gather(1, ids_B.unsqueeze(1)).squeeze(1)

@@ -53,20 +53,21 @@ class EngineService:
         self, client: str, requests: list[Request], closed: list[str], wait_s: float
     ) -> list[Completion]:
         """Takes requests and closed sessions; returns the client's finished requests, waiting up to ``wait_s``
-        for the first. Raises ServiceDied once the engine's thread has failed."""
+        for the first. Raises ServiceDied once the engine's thread has failed or was stopped."""
         with self._lock:
             self._inbox += [(client, r) for r in requests]
             self._closed += closed
             self._lock.notify_all()
             self._lock.wait_for(lambda: self._outbox[client] or self._failure or self._stopping, wait_s)
-            if self._failure:
-                raise ServiceDied(f"the inference engine failed: {self._failure}", "see the run's log")
+            self._check()
             done, self._outbox[client] = self._outbox[client], []
             return done
 
     def load(self, state: dict[str, Tensor], version: int, digest: str) -> None:
-        """New weights, swapped in between two decode steps while requests stay alive."""
+        """New weights, swapped in between two decode steps while requests stay alive. Requests handed over after
+        this returns are sampled under them. Raises ServiceDied."""
         with self._lock:
+            self._check()
             self._engine.load(state, version, digest)
             self._lock.notify_all()
 
@@ -77,8 +78,9 @@ class EngineService:
         torch.set_num_threads(threads)
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, with ``wall_s`` and ``version``."""
+        """Counters since the start, with ``wall_s`` and ``version``. Raises ServiceDied."""
         with self._lock:
+            self._check()
             e = self._engine
             return {**e.counters, "wall_s": time.monotonic() - self._started, "version": float(e.version)}
 
@@ -87,6 +89,12 @@ class EngineService:
             self._stopping = True
             self._lock.notify_all()
         self._thread.join(timeout=10)
+
+    def _check(self) -> None:
+        if self._failure:
+            raise ServiceDied(f"the inference engine failed: {self._failure}", "see the run's log")
+        if self._stopping:
+            raise ServiceDied("the inference engine was stopped", "run the same command again to go on")
 
     def _run(self) -> None:
         try:
@@ -117,11 +125,12 @@ class EngineService:
                 self._lock.notify_all()
 
     def _take(self) -> None:
-        for name in self._closed:
-            self._engine.close(name)
-            self._owner.pop(name, None)
-        self._closed = []
+        # Requests first: a session given up before its request was handed over comes with both, and must end closed.
         for client, request in self._inbox:
             self._owner[request.session] = client
             self._engine.submit(request)
         self._inbox = []
+        for name in self._closed:
+            self._engine.close(name)
+            self._owner.pop(name, None)
+        self._closed = []

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cadenza.core.errors import CorruptArtifact, MissingArtifact
+from cadenza.core.files import disk_full, is_disk_full
 from cadenza.model.config import ModelConfig
 from cadenza.model.transformer import PolicyModel
 
@@ -149,7 +150,7 @@ def save_model(
 ) -> None:
     """Writes config.json, generation_config.json and model.safetensors (weights renamed into place last).
 
-    ``dtype`` casts the weights (bf16 to ship); None keeps them as they are.
+    ``dtype`` casts the weights (bf16 to ship); None keeps them as they are. Raises ResourceExhausted: disk full.
     """
     directory.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().to(dtype or v.dtype) for k, v in model.state_dict().items()}
@@ -159,7 +160,12 @@ def save_model(
     generation = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "do_sample": True}
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     partial = directory / "model.safetensors.partial"
-    save_file(to_hf_names(state), partial, metadata={"format": "pt"})
+    try:
+        save_file(to_hf_names(state), partial, metadata={"format": "pt"})
+    except SafetensorError as error:  # the library turns the system's error into text
+        if is_disk_full(error):
+            raise disk_full(partial) from error
+        raise
     os.replace(partial, directory / "model.safetensors")
 
 
@@ -181,8 +187,8 @@ def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> PolicyMod
         state = from_hf_names(load_file(directory / "model.safetensors"), config)
         model = PolicyModel(config)
         model.load_state_dict(state, strict=True)
-    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+    except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CorruptArtifact(f"the model in {directory} cannot be read ({reason})", mend) from error
     for parameter in model.parameters():  # not Module.to: the rotary tables stay in fp32
         parameter.data = parameter.data.to(dtype)

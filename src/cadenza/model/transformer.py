@@ -30,9 +30,13 @@ class RMSNorm(nn.Module):
 
 
 def rotary_table(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin, each (max_positions, C / 2), for rotary position embedding (Su et al. 2021)."""
+    """cos and sin, each (positions, C / 2), for rotary position embedding (Su et al. 2021).
+
+    ``max_positions`` rounded up to whole blocks of 64, because rows are padded to those.
+    """
     inverse = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
-    angles = torch.arange(config.max_positions).float()[:, None] * inverse
+    positions = -(-config.max_positions // 64) * 64
+    angles = torch.arange(positions).float()[:, None] * inverse
     return angles.cos(), angles.sin()
 
 
@@ -59,6 +63,9 @@ class LayerCache:
     tail_BPD: Tensor | None
 
     def write(self, position_BT: Tensor, k_BTKC: Tensor, v_BTKC: Tensor) -> None:
+        # A nearly full row padded to the width of a long one would run past the cache. Its padding may land on
+        # the last position: nothing sees that one before its own token is written there.
+        position_BT = position_BT.clamp(max=self.k_RKSC.shape[2] - 1)
         slot_B1 = self.slots_B[:, None]
         self.k_RKSC[slot_B1, :, position_BT] = k_BTKC
         self.v_RKSC[slot_B1, :, position_BT] = v_BTKC

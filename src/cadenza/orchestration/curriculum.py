@@ -68,5 +68,5 @@ class Curriculum:
     def _weight(self, stratum: str) -> float:
         if not self.config.adaptive:
             return 1.0
-        p = self.rates.get(stratum, 0.5)
+        p = min(1.0, max(0.0, self.rates.get(stratum, 0.5)))
         return max(self.config.floor, (p * (1 - p)) ** 0.5)

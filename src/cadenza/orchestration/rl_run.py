@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import Field
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, DeadlineExceeded, ResourceExhausted, ServiceDied
@@ -49,19 +50,19 @@ class RunConfig(StrictConfig):
     ``max_steps`` or ``max_seconds`` end the run, whichever comes first.
     """
 
-    max_steps: int = 60
+    max_steps: int = Field(default=60, ge=0)
     max_seconds: float = 600.0
-    group_size: int = 8
-    groups_per_step: int = 8
-    most_groups_per_step: int = 32
-    groups_in_flight: int = 14
-    max_staleness: int = 4
+    group_size: int = Field(default=8, gt=0)
+    groups_per_step: int = Field(default=8, gt=0)
+    most_groups_per_step: int = Field(default=32, gt=0)
+    groups_in_flight: int = Field(default=14, gt=0)
+    max_staleness: int = Field(default=4, ge=0)
     straggler_s: float = 30.0
     temperature: float = 1.0
     synchronous: bool = False
     synchronous_threads: int = 2
-    attempts: int = 3
-    checkpoint_every: int = 1
+    attempts: int = Field(default=3, gt=0)
+    checkpoint_every: int = Field(default=1, gt=0)
     step_deadline_s: float = 300.0
     idle_deadline_s: float = 120.0
     step: RLStepConfig = RLStepConfig()
@@ -72,10 +73,11 @@ class RunConfig(StrictConfig):
 class _Group:
     id: str
     task: Task
-    version: int  # policy version when it was ordered: no token of it is older
+    version: int  # policy version that the engine had when it was ordered: no token of it is older
     rollouts: dict[int, Rollout] = field(default_factory=dict)
     attempts: Counter[int] = field(default_factory=Counter)
-    ordered: float = field(default_factory=time.monotonic)
+    late_since: float | None = None  # when it first held the trainer's next step back
+    straggler: bool = False  # it was waited for in vain
 
     def spread(self) -> bool:
         rewards = {r.reward for r in self.rollouts.values() if r.reward is not None}
@@ -117,24 +119,26 @@ class RLRun:
         *,
         on_step: Callable[[int, dict[str, Any]], None],
         on_rollout: Callable[[Task, Rollout], None] = lambda _t, _r: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.services, self.config, self.seed = services, config, seed
         self.database, self.rl_run, self.checkpoints = database, rl_run, checkpoints
         self.tasks = {t.id: t for t in tasks}
         self.curriculum = Curriculum(tasks, seed, config.curriculum)
-        self.on_step, self.on_rollout = on_step, on_rollout
-        self.version = 0
+        self.on_step, self.on_rollout, self.clock = on_step, on_rollout, clock
+        self.version = 0  # the trainer's
+        self.served = 0  # the newest that the engine is known to have
         self.flight: dict[str, _Group] = {}
         self.ready: list[_Group] = []
         self.retry_later: list[str] = []  # prompts planned before a crash, not trained yet
         self.training: tuple[Future[Any], list[_Group], float] | None = None
-        self.loading: Future[Any] | None = None
+        self.loading: tuple[Future[Any], int] | None = None
         self.collecting: Future[Any] | None = None
         self.counts: Counter[str] = Counter()
         self.busy_trainer = 0.0
         self.rollouts_trained = 0
         self.elapsed_before = 0.0
-        self.last_progress = time.monotonic()
+        self.last_progress = clock()
 
     def run(self) -> RunResult:
         """Runs to ``max_steps`` or ``max_seconds``, or until the prompts are used up.
@@ -142,10 +146,10 @@ class RLRun:
         Raises ServiceDied, DeadlineExceeded, or what a service raised; the last checkpoint is then whole.
         """
         self._resume()
-        started = time.monotonic()
+        started = self.clock()
         stopped = ""
         while not stopped:
-            elapsed = self.elapsed_before + time.monotonic() - started
+            elapsed = self.elapsed_before + self.clock() - started
             if self.training is None:
                 if self.version >= self.config.max_steps:
                     stopped = "steps"
@@ -158,14 +162,14 @@ class RLRun:
             self._feed()
             self._collect()
             self._train(started)
-            if time.monotonic() - self.last_progress > self.config.idle_deadline_s:
+            if self.clock() - self.last_progress > self.config.idle_deadline_s:
                 raise DeadlineExceeded(
                     f"no rollout and no step for {self.config.idle_deadline_s:.0f} s "
                     f"({len(self.flight)} groups in flight)",
                     "look at the run's log; run the same command again to go on",
                 )
         self._call(self.services.environment, "cancel")
-        wall = time.monotonic() - started
+        wall = self.clock() - started
         return RunResult(self.version, stopped, self.elapsed_before + wall, self._busy(wall))
 
     # resume
@@ -180,9 +184,9 @@ class RLRun:
                 self.curriculum.rates = dict(steps[-1].metrics.get("strata", {}))
                 self.elapsed_before = float(steps[-1].metrics.get("elapsed_s", 0.0))
                 self.rollouts_trained = int(steps[-1].metrics.get("rollouts_trained", 0))
-            self._publish(wait=True)
         else:
             self.database.rewind(self.rl_run, -1)
+        self._publish(wait=True)
         entries = self.database.ledger(self.rl_run)
         self.curriculum.forget({e.task_id for e in entries})
         self.retry_later = [e.task_id for e in entries if e.status == "planned"]
@@ -191,9 +195,10 @@ class RLRun:
 
     def _feed(self) -> None:
         limit = self.config.groups_in_flight
+        on_policy = self.config.synchronous or self.config.max_staleness == 0
+        if on_policy and (self.training is not None or self.loading is not None or self._enough()):
+            return  # what is ordered now would hold the next step back, and so on until no prompt is left
         if self.config.synchronous:
-            if self.training is not None or self.loading is not None:
-                return
             limit = self.config.groups_per_step - sum(g.spread() for g in self.ready)
         orders: list[Order] = []
         planned: list[tuple[str, str]] = []
@@ -207,7 +212,7 @@ class RLRun:
                     break
                 task = drawn
                 planned.append((task.id, task.id))
-            group = _Group(task.id, task, self.version)
+            group = _Group(task.id, task, self.served)
             self.flight[group.id] = group
             orders += [self._order(group, member) for member in range(self.config.group_size)]
             ahead += 1
@@ -242,7 +247,7 @@ class RLRun:
         done, self.collecting = self.collecting.result(), None
         again: list[Order] = []
         for (group_id, member, _), rollout in done:
-            self.last_progress = time.monotonic()
+            self.last_progress = self.clock()
             group = self.flight.get(group_id)
             if group is None or member in group.rollouts:
                 continue
@@ -252,28 +257,29 @@ class RLRun:
                 self.database.event(self.rl_run, "retry", {"slot": rollout.id, "failure": failure.kind})
                 again.append(self._order(group, member))
                 continue
+            if failure is not None and failure.retry:
+                self._check_health()  # a dead service fails every trial at once: stop before it uses up the prompts
             group.rollouts[member] = rollout
             self.on_rollout(group.task, rollout)
             if len(group.rollouts) == self.config.group_size:
                 del self.flight[group_id]
                 self.ready.append(group)
-                rewards = [r.reward for r in group.rollouts.values() if r.reward is not None]
-                if rewards:
-                    self.curriculum.observe(group.task, sum(rewards) / len(rewards))
+                solved = [r.verdict.score == 1.0 for r in group.rollouts.values() if r.reward is not None]
+                if solved:
+                    self.curriculum.observe(group.task, sum(solved) / len(solved))
         if again:
             self._call(self.services.environment, "submit", again)
 
     # train and publish
 
     def _train(self, started: float) -> None:
-        if self.loading is not None and self.loading.done():
-            self.loading.result()
-            self.loading = None
+        if self.loading is not None and self.loading[0].done():
+            self._loaded()
         if self.training is not None:
             future, groups, begun = self.training
             if future.done():
                 self._finish_step(future.result(), groups, begun, started)
-            elif time.monotonic() - begun > self.config.step_deadline_s:
+            elif self.clock() - begun > self.config.step_deadline_s:
                 raise DeadlineExceeded(
                     f"step {self.version + 1} took over {self.config.step_deadline_s:.0f} s",
                     "raise step_deadline_s or make the batch smaller",
@@ -284,14 +290,12 @@ class RLRun:
             if self.config.synchronous:
                 self._set_threads(training=True)
             rollouts = [list(g.rollouts.values()) for g in groups]
-            self.training = (self.services.trainer.call("step", rollouts), groups, time.monotonic())
+            self.training = (self.services.trainer.call("step", rollouts), groups, self.clock())
 
     def _next_batch(self) -> list[_Group]:
-        """The groups of the next step, or nothing yet."""
-        informative = sum(g.spread() for g in self.ready)
-        enough = (
-            informative >= self.config.groups_per_step or len(self.ready) >= self.config.most_groups_per_step
-        )
+        """The groups of the next step, or nothing yet: the oldest first, and beyond the usual number those that
+        one more step would make too stale."""
+        enough = self._enough()
         last = not self.flight and not self.curriculum.left and not self.retry_later and self.ready
         if self.config.synchronous:
             enough = enough and not self.flight
@@ -300,35 +304,48 @@ class RLRun:
         taken: list[_Group] = []
         wanted = self.config.groups_per_step
         for group in sorted(self.ready, key=lambda g: g.version):
-            if wanted == 0 or len(taken) == self.config.most_groups_per_step:
+            full = wanted == 0 or len(taken) >= self.config.most_groups_per_step
+            if full and self.version + 1 - group.version <= self.config.max_staleness:
                 break
             taken.append(group)
-            wanted -= group.spread()
+            wanted = max(0, wanted - group.spread())
         self.ready = [g for g in self.ready if g not in taken]
         return taken
 
     def _too_stale(self) -> bool:
         """Whether the step would leave a group in flight more than ``max_staleness`` behind."""
-        late = [g for g in self.flight.values() if self.version + 1 - g.version > self.config.max_staleness]
-        stuck = [g for g in late if time.monotonic() - g.ordered > self.config.straggler_s]
-        if late and len(stuck) < len(late):
-            return True
-        self.counts["stragglers"] += len(stuck)
-        return False
+        now = self.clock()
+        waiting = False
+        for group in self.flight.values():
+            if self.version + 1 - group.version <= self.config.max_staleness or group.straggler:
+                continue
+            if group.late_since is None:
+                group.late_since = now
+            if now - group.late_since < self.config.straggler_s:
+                waiting = True
+            else:
+                group.straggler = True
+                self.counts["stragglers"] += 1
+        return waiting
+
+    def _enough(self) -> bool:
+        """Whether the ready groups are worth a step."""
+        informative = sum(g.spread() for g in self.ready)
+        return informative >= self.config.groups_per_step or len(self.ready) >= self.config.most_groups_per_step
 
     def _finish_step(
         self, metrics: dict[str, float], groups: list[_Group], begun: float, started: float
     ) -> None:
         self.training = None
-        self.last_progress = time.monotonic()
+        self.last_progress = self.clock()
         self.version += 1
-        self.busy_trainer += time.monotonic() - begun
+        self.busy_trainer += self.clock() - begun
         self._check_parity(metrics)
         digest = self._publish(wait=self.config.synchronous)
         if self.config.synchronous:
             self._set_threads(training=False)
         self.rollouts_trained += sum(len(g.rollouts) for g in groups)
-        now = time.monotonic()
+        now = self.clock()
         row: dict[str, Any] = {
             **metrics,
             **group_metrics([list(g.rollouts.values()) for g in groups]),
@@ -344,6 +361,13 @@ class RLRun:
             **{f"{k}_busy": v for k, v in self._busy(now - started).items()},
         }
         recorded = {**row, "strata": dict(self.curriculum.rates), "weights": digest}
+        dropped = [g.task.id for g in groups if all(r.reward is None for r in g.rollouts.values())]
+        trained = [g.task.id for g in groups if g.task.id not in dropped]
+        # Recorded before the checkpoint: a crash in between makes the step anew from older weights. The other way
+        # round the ledger would let prompts be trained on that the checkpoint has seen.
+        self.database.record_step(
+            self.rl_run, self.version, self.version, recorded, trained=trained, dropped=dropped
+        )
         if self.version % self.config.checkpoint_every == 0:
             try:
                 self._call(self.services.trainer, "save", str(self.checkpoints))
@@ -351,9 +375,6 @@ class RLRun:
                 raise ResourceExhausted(
                     f"the checkpoint could not be written ({error.strerror})", "free disk space and run again"
                 ) from error
-        self.database.record_step(
-            self.rl_run, self.version, self.version, recorded, trained=[g.task.id for g in groups]
-        )
         self.on_step(self.version, row)
 
     def _publish(self, wait: bool) -> str:
@@ -361,11 +382,19 @@ class RLRun:
         self.database.add_policy(
             self.rl_run, Policy("policy", self.version, self.version - 1 if self.version else None, digest)
         )
-        self.loading = self.services.engine.call("load", state, self.version, digest)
+        if self.loading is not None:
+            self._loaded()
+        self.loading = (self.services.engine.call("load", state, self.version, digest), self.version)
         if wait:
-            self.loading.result(timeout=60)
-            self.loading = None
+            self._loaded()
         return digest
+
+    def _loaded(self) -> None:
+        """Waits until the engine has the weights last sent to it."""
+        assert self.loading is not None
+        future, version = self.loading
+        self._answer(future, "the engine's load")
+        self.loading, self.served = None, version
 
     def _check_parity(self, metrics: dict[str, float]) -> None:
         step = self.config.step
@@ -392,10 +421,18 @@ class RLRun:
         }
 
     def _call(self, service: Remote, method: str, *args: Any) -> Any:
+        return self._answer(service.call(method, *args), method)
+
+    def _answer(self, future: Future[Any], name: str) -> Any:
         try:
-            return service.call(method, *args).result(timeout=self.config.step_deadline_s)
+            return future.result(timeout=self.config.step_deadline_s)
         except TimeoutError as error:
-            raise ServiceDied(f"{method} did not answer", "run the same command again to go on") from error
+            raise ServiceDied(f"{name} did not answer", "run the same command again to go on") from error
+
+    def _check_health(self) -> None:
+        """Raises what ended a service that can no longer serve."""
+        self._call(self.services.engine, "stats")
+        self._call(self.services.environment, "stats")
 
 
 def _digest(text: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from cadenza.model.hf import save_model
 from cadenza.model.transformer import PolicyModel
 from cadenza.pipelines.stages import StageContext
 from cadenza.tokens.tokenizer import Tokenizer
+from cadenza.training.checkpoint import load_state, save_state
 from cadenza.training.config import OptimizerConfig
 from cadenza.training.lm import LoopState, Rows, train
 from cadenza.training.optimizers import Optimizers
@@ -108,17 +108,15 @@ class LMRun:
             "model": self.model.state_dict(),
             "optimizers": self.optimizers.state_dict(),
         }
-        partial = self.context.out / (STATE + ".partial")
-        torch.save(state, partial)
-        os.replace(partial, self.context.out / STATE)
+        save_state(state, self.context.out / STATE)
 
     def _restore(self) -> None:
         path = self.context.out / STATE
         try:
-            state = torch.load(path, weights_only=True)
+            state = load_state(path)
             self.model.load_state_dict(state["model"])
             self.optimizers.load_state_dict(state["optimizers"])
-        except Exception as error:  # torch.load raises many kinds; all mean the same here
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:  # of another model
             raise CorruptArtifact(
                 f"{path} cannot be read ({type(error).__name__})",
                 f"add --restart-from {self.context.name} to train it again",

@@ -27,18 +27,20 @@ def python_documents(directories: Iterable[Path], *, held_out: bool) -> Iterator
     """Python files below ``directories`` in the order of their content hash, duplicates once.
 
     The order and the split (one file in 40 is held out) depend on the content alone, not on where or in which
-    order files lie. Files that are tests, over 60 kB, or not UTF-8 are left out.
+    order files lie. Files that are tests, over 60 kB, unreadable, or not UTF-8 are left out.
 
     Raises MissingArtifact when there is no file at all.
     """
     seen: dict[str, Path] = {}
     for root in directories:
         for path in root.rglob("*.py"):
-            if (
-                _SKIPPED_PARTS.isdisjoint(path.relative_to(root).parts)
-                and path.stat().st_size <= _MAX_FILE_BYTES
-            ):
-                seen.setdefault(hashlib.sha256(path.read_bytes()).hexdigest(), path)
+            if not _SKIPPED_PARTS.isdisjoint(path.relative_to(root).parts):
+                continue
+            try:  # a folder of that name, a dangling link, a file we may not read
+                if path.is_file() and path.stat().st_size <= _MAX_FILE_BYTES:
+                    seen.setdefault(hashlib.sha256(path.read_bytes()).hexdigest(), path)
+            except OSError:
+                continue
     if not seen:
         raise MissingArtifact(
             "no Python source found to train on", "install a Python with its standard library"
@@ -48,7 +50,7 @@ def python_documents(directories: Iterable[Path], *, held_out: bool) -> Iterator
             continue
         try:
             yield seen[digest].read_text(encoding="utf-8")
-        except UnicodeDecodeError:
+        except (UnicodeDecodeError, OSError):
             continue
 
 

@@ -116,7 +116,7 @@ def train(
     while state.step < steps and time.monotonic() - started < deadline_s:
         t0, tokens = time.monotonic(), 0
         rows = batches(state.step)
-        total_weight = sum(float(r.weight_BT[:, 1:].sum()) for r in rows)
+        total_weight = max(1e-9, sum(float(r.weight_BT[:, 1:].sum()) for r in rows))
         total_nll = 0.0
         for r in rows:
             nll, _, balance = weighted_nll(model, r, bf16)

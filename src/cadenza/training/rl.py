@@ -44,7 +44,7 @@ def group_advantages(rollouts: Sequence[Rollout]) -> list[float | None]:
     one with no spread, gives zeros (invariant 4).
     """
     by_id = {r.id: r.reward for r in rollouts if r.reward is not None}
-    if len(by_id) < 2:
+    if len(set(by_id.values())) < 2:  # the mean of equal numbers may round to another one
         return [None if r.reward is None else 0.0 for r in rollouts]
     mean = sum(by_id.values()) / len(by_id)
     return [None if r.reward is None else r.reward - mean for r in rollouts]
@@ -80,11 +80,17 @@ class Batch:
     masked_overlong: int = 0
 
 
-def make_batch(groups: Sequence[Sequence[Rollout]], mask_overlong: bool, samples_per_group: int = 0) -> Batch:
+def make_batch(
+    groups: Sequence[Sequence[Rollout]],
+    mask_overlong: bool,
+    samples_per_group: int = 0,
+    *,
+    keep_zero: bool = False,
+) -> Batch:
     """Samples of every rollout with a non-zero advantage, thinned to ``samples_per_group`` if that is not 0.
 
     Broken segments are masked and counted (invariant 2); a zero advantage has no gradient and is not worth its
-    forward pass.
+    forward pass, unless a KL term acts on it too (``keep_zero``).
     """
     batch = Batch([], 0)
     for group in groups:
@@ -95,7 +101,7 @@ def make_batch(groups: Sequence[Sequence[Rollout]], mask_overlong: bool, samples
         if samples_per_group:
             weights = thin(advantages, samples_per_group, group[0].group_id)
         for rollout, advantage, weight in zip(group, advantages, weights, strict=True):
-            if advantage == 0.0 or weight == 0.0:
+            if rollout.reward is None or weight == 0.0 or (advantage == 0.0 and not keep_zero):
                 continue
             overlong = any(
                 s.finish_reason in ("context", "max_tokens", "max_turns") for s in rollout.segments
@@ -104,7 +110,7 @@ def make_batch(groups: Sequence[Sequence[Rollout]], mask_overlong: bool, samples
                 batch.masked_overlong += 1
                 continue
             for s in rollout.segments:
-                if s.broken() is not None:
+                if s.broken() is not None or s.sampled_T[:1].any():  # nothing predicts a first token
                     batch.broken += 1
                 elif s.sampled_T.any():
                     batch.samples.append(_sample(s, advantage * weight))
@@ -125,6 +131,7 @@ class _Packed:
     target_N: Tensor
     behaviour_N: Tensor
     version_N: Tensor
+    oldest_N: Tensor  # oldest version in the token's segment: its cached keys may be that old
     advantage_N: Tensor
     temperature: float
 
@@ -151,7 +158,7 @@ def pack(samples: Sequence[Sample], tokens_per_microbatch: int, multiple: int = 
 def _pad(samples: Sequence[Sample], temperature: float, multiple: int) -> _Packed:
     t = -(-max(len(s.ids_T) for s in samples) // multiple) * multiple
     ids_BT = np.zeros((len(samples), t), dtype=np.int64)
-    at, target, behaviour, version, advantage = [], [], [], [], []
+    at, target, behaviour, version, oldest, advantage = [], [], [], [], [], []
     for b, s in enumerate(samples):
         ids_BT[b, : len(s.ids_T)] = s.ids_T
         positions = np.flatnonzero(s.sampled_T)
@@ -159,6 +166,7 @@ def _pad(samples: Sequence[Sample], temperature: float, multiple: int) -> _Packe
         target.append(s.ids_T[positions])
         behaviour.append(s.logprob_S)
         version.append(s.version_S)
+        oldest.append(np.full(len(positions), s.version_S.min()))
         advantage.append(np.full(len(positions), s.advantage, dtype=np.float32))
     return _Packed(
         torch.from_numpy(ids_BT),
@@ -166,6 +174,7 @@ def _pad(samples: Sequence[Sample], temperature: float, multiple: int) -> _Packe
         torch.from_numpy(np.concatenate(target).astype(np.int64)),
         torch.from_numpy(np.concatenate(behaviour).astype(np.float32)),
         torch.from_numpy(np.concatenate(version).astype(np.int64)),
+        torch.from_numpy(np.concatenate(oldest).astype(np.int64)),
         torch.from_numpy(np.concatenate(advantage)),
         temperature,
     )
@@ -224,9 +233,7 @@ def rl_step(
             advantage_N = advantage_N - config.kl_beta * (logp_N.detach() - reference_N)
         loss = -(weight_N * advantage_N * logp_N).sum() / denominator
         loss.backward()
-        _accumulate(
-            sums, float(loss.detach()), entropy_N, weight_N, ratio_log_N, version - p.version_N, config
-        )
+        _accumulate(sums, p, float(loss.detach()), entropy_N, weight_N, ratio_log_N, version, config)
     grad_norm = 0.0
     if packed:
         grad_norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm))
@@ -260,13 +267,15 @@ def rl_step(
 
 
 def _accumulate(
-    sums: _Sums, loss: float, entropy_N: Tensor, weight_N: Tensor, ratio_log_N: Tensor, lag_N: Tensor,
-    config: RLStepConfig,
+    sums: _Sums, packed: _Packed, loss: float, entropy_N: Tensor, weight_N: Tensor, ratio_log_N: Tensor,
+    version: int, config: RLStepConfig,
 ) -> None:  # fmt: skip
-    """k3 = (r - 1) - log r with r = trainer / engine (Schulman 2020), on tokens of the trainer's own version
-    (parity) and of older ones (drift), never mixed."""
+    """k3 = (r - 1) - log r with r = trainer / engine (Schulman 2020), on segments of the trainer's own version
+    alone (parity) and on others (drift), never mixed: a token sampled by the newest weights over keys that older
+    ones cached drifts too."""
     k3_N = ratio_log_N.exp() - 1 - ratio_log_N
-    same_N = lag_N == 0
+    lag_N = version - packed.version_N
+    same_N = packed.oldest_N == version
     sums.tokens += len(lag_N)
     sums.loss += loss
     sums.entropy += float(entropy_N.sum())

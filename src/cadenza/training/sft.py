@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cadenza.core.errors import MissingArtifact
 from cadenza.core.types import Rollout
 from cadenza.training.config import SftDataConfig
 
@@ -29,10 +30,18 @@ def weighted_tokens(rollout: Rollout, config: SftDataConfig) -> list[Weighted]:
 def split_demonstrations(
     rollouts: Sequence[Rollout], config: SftDataConfig, seed: int
 ) -> tuple[list[Weighted], list[Weighted]]:
-    """(training, validation) sequences; a task's runs are all on one side."""
+    """(training, validation) sequences; a task's runs are all on one side.
+
+    Raises MissingArtifact when one task is all there is: it cannot be on both sides.
+    """
     tasks = sorted({r.task_id for r in rollouts})
+    if len(tasks) < 2:
+        raise MissingArtifact(
+            f"demonstrations of {len(tasks)} task are too few to train and validate on",
+            "raise the number of tasks of the demonstrations' split",
+        )
     random.Random(f"{seed}/sft-split").shuffle(tasks)
-    held = set(tasks[: max(1, round(len(tasks) * config.validation_share))])
+    held = set(tasks[: min(len(tasks) - 1, max(1, round(len(tasks) * config.validation_share)))])
     train = [s for r in rollouts if r.task_id not in held for s in weighted_tokens(r, config)]
     validation = [s for r in rollouts if r.task_id in held for s in weighted_tokens(r, config)]
     return train, validation

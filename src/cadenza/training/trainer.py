@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
-import pickle
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +12,12 @@ from torch import Tensor
 from cadenza.core.errors import CorruptArtifact, MissingArtifact
 from cadenza.core.types import Rollout
 from cadenza.model.hf import load_model, save_model
+from cadenza.training.checkpoint import load_state, save_state
 from cadenza.training.config import RLStepConfig
 from cadenza.training.rl import make_batch, rl_step
 
 CHECKPOINT = "trainer.pt"
+_MEND = "start the stage again with --restart-from"
 
 
 def weights_digest(state: dict[str, Tensor]) -> str:
@@ -62,7 +61,12 @@ class TrainerService:
                         raise ValueError(
                             f"a sample claims policy version {int(s.version_S.max())}, not made yet"
                         )
-        batch = make_batch(groups, self.config.mask_overlong, self.config.samples_per_group)
+        batch = make_batch(
+            groups,
+            self.config.mask_overlong,
+            self.config.samples_per_group,
+            keep_zero=self.reference is not None,
+        )
         metrics = rl_step(
             self.model,
             self.optimizer,
@@ -82,7 +86,8 @@ class TrainerService:
         return state, weights_digest(state)
 
     def save(self, directory: str) -> None:
-        """Weights, optimizer and version, renamed into place: a kill leaves the last whole checkpoint."""
+        """Weights, optimizer and version, renamed into place: a kill leaves the last whole checkpoint. Raises
+        ResourceExhausted when the disk is full."""
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
         state = {
@@ -90,27 +95,24 @@ class TrainerService:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
-        partial = path / (CHECKPOINT + ".partial")
-        torch.save(state, partial)
-        os.replace(partial, path / CHECKPOINT)
+        save_state(state, path / CHECKPOINT)
 
     def restore(self, directory: str) -> int:
         """Reads what ``save`` wrote and returns its version. Raises MissingArtifact or CorruptArtifact."""
         path = Path(directory) / CHECKPOINT
         if not path.is_file():
-            raise MissingArtifact(f"no checkpoint at {path}", "start the stage again with --restart-from")
+            raise MissingArtifact(f"no checkpoint at {path}", _MEND)
         try:
-            state: dict[str, Any] = torch.load(path, weights_only=True)
+            state = load_state(path)
+            version = int(state["version"])
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, KeyError, EOFError, ValueError, pickle.UnpicklingError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise CorruptArtifact(
-                f"the checkpoint {path} cannot be read ({reason})",
-                "start the stage again with --restart-from",
+                f"the checkpoint {path} is not one of this model ({type(error).__name__})", _MEND
             ) from error
-        self.version = state["version"]
-        return self.version
+        self.version = version
+        return version
 
     def export(self, directory: str, bos_token_id: int, eos_token_id: int) -> None:
         """Writes the policy as a Hugging Face directory (fp32 weights)."""

@@ -1,0 +1,238 @@
+"""The engine against one forward pass over the whole sequence, in fp32, whatever the order of events."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_made import VOCAB, engine, policy, request, run, whole_logprobs
+
+from cadenza.inference.engine import Engine
+
+pytestmark = pytest.mark.needs_train
+TOLERANCE = 2e-4
+
+
+def check(model, history: list[int], sampled: list[tuple[int, float]], temperature: float = 1.0) -> None:
+    """``sampled``: (position in history, log-probability the engine recorded)."""
+    logp = whole_logprobs(model, history, temperature)
+    for position, got in sampled:
+        assert got == pytest.approx(float(logp[position - 1, history[position]]), abs=TOLERANCE)
+
+
+class Talk:
+    """What a client knows of one session."""
+
+    def __init__(self, name: str, temperature: float) -> None:
+        self.name, self.temperature = name, temperature
+        self.history: list[int] = []
+        self.sampled: list[tuple[int, float]] = []
+        self.new: list[int] = []
+
+    def answer(self, completion) -> None:
+        self.history += self.new
+        self.new = []
+        for token, logp in zip(completion.ids, completion.logprobs, strict=True):
+            self.sampled.append((len(self.history), logp))
+            self.history.append(token)
+        assert len(completion.ids) == len(completion.logprobs) == len(completion.versions)
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_log_probs_of_ragged_sessions_differ_from_the_whole_sequence(data):
+    """Sessions come and go, share prompts, take several turns; more of them than slots."""
+    e = engine(slots=3, prefill_tokens=data.draw(st.sampled_from([16, 64, 2048])))
+    prompts = [[1, 2, 3, 4, 5, 6], [7] * 33, [9]]
+    talks: dict[str, Talk] = {}
+    asleep: set[str] = set()
+    finished: list[Talk] = []
+    number = 0
+    for _ in range(data.draw(st.integers(5, 40))):
+        what = data.draw(st.sampled_from(["new", "step", "step", "turn", "close"]))
+        if what == "new" and number < 8:
+            name = f"s{number}"
+            number += 1
+            talk = talks[name] = Talk(name, data.draw(st.sampled_from([0.7, 1.0])))
+            talk.new = list(data.draw(st.sampled_from(prompts)))
+            e.submit(request(name, talk.new, max_tokens=4, seed=number, temperature=talk.temperature))
+        elif what == "turn" and asleep:
+            name = data.draw(st.sampled_from(sorted(asleep)))
+            asleep.discard(name)
+            talks[name].new = data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=20))
+            e.submit(request(name, talks[name].new, max_tokens=3, seed=7, temperature=talks[name].temperature))
+        elif what == "close" and talks:
+            name = data.draw(st.sampled_from(sorted(talks)))
+            asleep.discard(name)
+            finished.append(talks.pop(name))
+            e.close(name)
+            e.close(name)
+        for completion in e.step():
+            talks[completion.session].answer(completion)
+            asleep.add(completion.session)
+    for name in sorted(talks):  # let the rest through, freeing slots as they end
+        for completion in run(e).values():
+            talks[completion.session].answer(completion)
+            asleep.add(completion.session)
+        if name in asleep:
+            e.close(name)
+    for talk in [*finished, *talks.values()]:
+        if talk.sampled:
+            check(e.model, talk.history, talk.sampled, talk.temperature)
+
+
+def test_a_nearly_full_row_beside_a_long_prompt_kills_the_engine():
+    """The short row is padded to the long one's width, past the end of the cache."""
+    e = engine(max_context=96)
+    e.submit(request("old", range(1, 41), max_tokens=40, temperature=0.0))
+    old = list(range(1, 41)) + list(run(e)["old"].ids)
+    e.submit(request("old", [3] * 8, max_tokens=4, seed=1))
+    e.submit(request("new", [5] * 60, max_tokens=4, seed=2))
+    done = run(e)
+    for name, start in (("old", old + [3] * 8), ("new", [5] * 60)):
+        history = start + list(done[name].ids)
+        pairs = list(zip(range(len(start), len(history)), done[name].logprobs, strict=True))
+        check(e.model, history, pairs)
+
+
+def test_members_of_a_group_prefill_their_prompt_again():
+    e = engine(slots=4)
+    prompt = list(range(1, 30))
+    for i in range(4):
+        e.submit(request(f"m{i}", prompt, seed=i, max_tokens=6))
+    done = run(e)
+    assert e.counters["prefill"] == 28 and e.counters["reused"] == 3 * 28
+    for c in done.values():
+        check(e.model, prompt + list(c.ids), list(zip(range(29, 29 + len(c.ids)), c.logprobs, strict=True)))
+    assert len({c.ids for c in done.values()}) > 1, "different seeds, one sample"
+
+
+def test_a_prefix_is_copied_from_a_closed_session_or_from_old_weights():
+    e = engine(slots=2)
+    prompt = list(range(1, 20))
+    e.submit(request("a", prompt))
+    run(e)
+    e.close("a")
+    e.submit(request("b", [8] * 25))  # takes the slot that held the prefix
+    e.submit(request("c", prompt, seed=3))
+    c = run(e)["c"]
+    check(e.model, prompt + list(c.ids), list(zip(range(19, 24), c.logprobs, strict=True)))
+    assert e.counters["reused"] == 0
+    e.close("b")
+    e.load(policy(9).state_dict(), 1, "d1")
+    e.submit(request("d", prompt, seed=3))
+    d = run(e)["d"]
+    assert e.counters["reused"] == 0
+    check(e.model, prompt + list(d.ids), list(zip(range(19, 24), d.logprobs, strict=True)))
+
+
+def test_a_reused_slot_remembers_its_last_owner():
+    e = engine(slots=1)
+    e.submit(request("a", [3] * 40, max_tokens=10))
+    run(e)
+    e.close("a")
+    e.submit(request("b", [7], max_tokens=8))
+    b = run(e)["b"]
+    check(e.model, [7, *b.ids], list(zip(range(1, 9), b.logprobs, strict=True)))
+
+
+@pytest.mark.parametrize("taps", [0, 2])
+def test_a_model_without_or_with_one_tail_is_decoded_wrongly(taps):
+    e = engine(model=policy(4, short_conv=taps))
+    e.submit(request("a", [3, 4, 5], max_tokens=4))
+    first = run(e)["a"]
+    e.submit(request("a", [6], max_tokens=4, seed=5))
+    second = run(e)["a"]
+    history = [3, 4, 5, *first.ids, 6, *second.ids]
+    pairs = list(zip([3, 4, 5, 6, 8, 9, 10, 11], first.logprobs + second.logprobs, strict=True))
+    check(e.model, history, pairs)
+
+
+def test_a_full_context_writes_past_the_cache_or_never_ends():
+    e = engine(slots=1, max_context=32)
+    e.submit(request("a", [2] * 30, max_tokens=50))
+    done = run(e)["a"]
+    assert done.finish == "context" and len(done.ids) == 3  # 30 + 2 cached, and one sampled from the last
+    e.submit(request("a", [1, 1], max_tokens=5))
+    assert run(e)["a"].ids == ()
+    e.close("a")
+    e.submit(request("b", [2] * 40))
+    assert run(e)["b"].finish == "context"
+    e.close("b")
+    e.submit(request("c", [2] * 4, max_tokens=3))
+    assert run(e)["c"].finish == "length"
+
+
+def test_max_tokens_or_a_stop_id_is_overrun():
+    e = engine(slots=1)
+    e.submit(request("a", [1, 2], max_tokens=7))
+    done = run(e)["a"]
+    assert (done.finish, len(done.ids)) == ("length", 7)
+    e.close("a")
+    e.submit(request("b", [1, 2], max_tokens=7, stop=[done.ids[3]]))
+    stopped = run(e)["b"]
+    cut = done.ids.index(done.ids[3]) + 1
+    assert (stopped.finish, stopped.ids) == ("stop", done.ids[:cut])
+
+
+def test_a_swap_in_mid_request_waits_for_its_end_or_drops_cached_keys():
+    """Later log-probs are those of the new weights over keys and values cached under the old ones."""
+    old, new = policy(0), policy(1)
+    e = engine(model=copy.deepcopy(old), slots=1)
+    e.submit(request("a", [1, 2, 3, 4], max_tokens=8))
+    for _ in range(3):
+        assert not e.step()
+    e.load(new.state_dict(), 1, "d1")
+    done = run(e)["a"]
+    assert done.versions == (0, 0, 0, 1, 1, 1, 1, 1) and e.digest == "d1"
+    history = [1, 2, 3, 4, *done.ids]
+    check(old, history[:7], [(4 + i, done.logprobs[i]) for i in range(3)])
+    # The same by hand: a cache fed by the old weights up to where the swap came, by the new ones from there.
+    other = Engine(copy.deepcopy(old), 0, "", e.config)
+    other.cache.feed(other.model, [0], [0], [history[:6]], 6)
+    other.load(new.state_dict(), 1, "")
+    other.step()
+    for position in range(6, len(history) - 1):
+        with torch.inference_mode():
+            x = other.cache.feed(other.model, [0], [position], [[history[position]]], 1)
+            logp = other.model.logits(x)[0].log_softmax(-1)
+        assert done.logprobs[position + 1 - 4] == pytest.approx(float(logp[history[position + 1]]), abs=TOLERANCE)
+    fresh = whole_logprobs(new, history)
+    drift = [abs(float(fresh[3 + i, done.ids[i]]) - done.logprobs[i]) for i in range(3, 8)]
+    assert max(drift) > 1e-3, "the cached keys were recomputed, or the test says nothing"
+
+
+def test_weights_of_another_model_are_swapped_in():
+    e = engine()
+    e.load({"embed_tokens.weight": torch.zeros(2, 2)}, 1, "d1")
+    with pytest.raises(ValueError, match="another model"):
+        e.step()
+
+
+def test_a_second_request_of_a_session_replaces_the_first():
+    e = engine()
+    e.submit(request("a", [1, 2]))
+    with pytest.raises(ValueError, match="in flight"):
+        e.submit(request("a", [3]))  # not admitted yet
+    e.step()
+    with pytest.raises(ValueError, match="in flight"):
+        e.submit(request("a", [3]))
+    with pytest.raises(ValueError, match="at least one token"):
+        e.submit(request("b", []))
+
+
+def test_a_session_without_a_slot_blocks_those_that_have_one():
+    e = engine(slots=1)
+    e.submit(request("a", [1, 2]))
+    run(e)
+    e.submit(request("b", [3, 4]))
+    e.submit(request("a", [5]))
+    assert not e.idle
+    assert set(run(e)) == {"a"}
+    e.close("a")
+    assert set(run(e)) == {"b"}
+    e.close("b")
+    assert sorted(e.free) == [0] and not e.prefixes

@@ -1,0 +1,89 @@
+"""Next-token training: padding weighs nothing, microbatches lose nothing, a step is the same however it is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from samples_made import VOCAB, policy, token_logp
+
+from cadenza.training.config import OptimizerConfig
+from cadenza.training.lm import LoopState, mean_nll, microbatches, pad_rows, train, weighted_nll
+from cadenza.training.optimizers import Optimizers
+
+pytestmark = pytest.mark.needs_train
+
+
+def made(lengths, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [
+        (rng.integers(0, VOCAB, n).astype(np.uint16), rng.choice([0.0, 0.1, 1.0], n).astype(np.float32))
+        for n in lengths
+    ]
+
+
+@given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=30), budget=st.sampled_from([64, 512, 4096]))
+def test_a_microbatch_loses_weight_or_is_over_its_budget(lengths, budget):
+    sequences = made(lengths)
+    out = microbatches(sequences, budget)
+    assert sum(len(r.ids_BT) for r in out) == len(lengths)
+    assert sum(float(r.weight_BT.sum()) for r in out) == pytest.approx(sum(float(w.sum()) for _, w in sequences), rel=1e-4)  # fmt: skip
+    for r in out:
+        assert r.ids_BT.shape[1] % 64 == 0
+        assert len(r.ids_BT) == 1 or r.ids_BT.numel() <= budget
+
+
+def test_padding_or_the_first_token_is_scored():
+    model = policy()
+    sequences = made([5, 20, 64])
+    nll, weight, _ = weighted_nll(model, pad_rows(sequences), bf16=False)
+    wanted = sum(float(-(token_logp(model, ids.tolist()).detach().numpy() * w[1:]).sum()) for ids, w in sequences)
+    assert float(nll.detach()) == pytest.approx(wanted, rel=1e-4)
+    assert weight == pytest.approx(sum(float(w[1:].sum()) for _, w in sequences), rel=1e-5)
+
+
+def trained(steps: int, stop_after: int | None = None, budget: int = 4096):
+    model = policy()
+    config = OptimizerConfig(warmup_steps=1, balance_weight=0.0)
+    optimizers = Optimizers(model, 1e-3, 0.01, 0.0)
+    state = LoopState()
+    seen = []
+
+    def batches(step: int):
+        return microbatches(made([30, 40, 64], seed=step), budget)
+
+    def go():
+        loop = train(model, optimizers, config, batches, steps, state, bf16=False, on_step=lambda s, v: seen.append(v))
+        for step in loop:
+            if step == stop_after:
+                break
+
+    go()
+    if stop_after is not None:
+        go()
+    assert state.step == steps
+    return model, seen
+
+
+def test_a_loop_continued_at_its_step_sees_other_data():
+    whole, _ = trained(4)
+    broken, _ = trained(4, stop_after=2)
+    assert all(torch.equal(v, broken.state_dict()[k]) for k, v in whole.state_dict().items())
+
+
+def test_smaller_microbatches_make_another_step():
+    a, seen_a = trained(1)
+    b, seen_b = trained(1, budget=64)
+    assert seen_a[0]["nll"] == pytest.approx(seen_b[0]["nll"], rel=1e-4)
+    assert seen_a[0]["grad_norm"] == pytest.approx(seen_b[0]["grad_norm"], rel=1e-3)
+
+
+def test_a_step_without_any_weight_divides_by_zero():
+    model = policy()
+    rows = [pad_rows([(np.ones(5, np.uint16), np.zeros(5, np.float32))])]
+    optimizers = Optimizers(model, 1e-3, 0.0, 0.0)
+    config = OptimizerConfig()
+    list(train(model, optimizers, config, lambda _: rows, 1, LoopState(), bf16=False, on_step=lambda *_: None))
+    assert mean_nll(model, rows, bf16=False) == 0.0

@@ -1,0 +1,135 @@
+"""The training service: versions, exact resume, and checkpoints that are whole or refused."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from samples_made import policy, rollout, segment
+
+from cadenza.core.errors import CorruptArtifact, MissingArtifact, ResourceExhausted
+from cadenza.model.hf import save_model
+from cadenza.training import checkpoint
+from cadenza.training.config import RLStepConfig
+from cadenza.training.trainer import CHECKPOINT, TrainerService, weights_digest
+
+pytestmark = pytest.mark.needs_train
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_model(policy(), folder, eos_token_id=8, bos_token_id=1)
+    return folder
+
+
+def trainer(directory: Path, **keys) -> TrainerService:
+    return TrainerService(str(directory), RLStepConfig(**keys), threads=1, bf16=False)
+
+
+def groups(trainer: TrainerService, seed: int, version: int = 0) -> list:
+    model = trainer.model
+    return [[rollout(f"g/{i}", float(i % 2), [segment(model, seed + i, version=version)]) for i in range(4)]]
+
+
+def bits(t: TrainerService) -> str:
+    return weights_digest(t.model.state_dict())
+
+
+def test_a_step_on_zero_advantages_changes_the_weights(directory):
+    t = trainer(directory, weight_decay=0.1)
+    before = bits(t)
+    metrics = t.step([[rollout(f"g/{i}", 1.0, [segment(t.model, i)]) for i in range(3)]])
+    assert bits(t) == before and t.version == 1 and metrics["trained_tokens"] == 0.0
+    t.step(groups(t, 1))
+    assert bits(t) != before and t.version == 2
+
+
+def test_a_sample_of_a_version_never_made_is_trained_on(directory):
+    t = trainer(directory)
+    with pytest.raises(ValueError, match="version 1"):
+        t.step(groups(t, 1, version=1))
+    assert t.version == 0
+
+
+def test_a_restored_trainer_takes_another_next_step(directory, tmp_path):
+    kept = trainer(directory)
+    for seed in (1, 2, 3):
+        kept.step(groups(kept, seed))
+    kept.save(str(tmp_path))
+    other = trainer(directory)
+    assert other.restore(str(tmp_path)) == 3
+    batch = groups(kept, 4)
+    a, b = kept.step(batch), other.step(batch)
+    assert bits(kept) == bits(other)
+    assert {k: v for k, v in a.items() if k != "train_s"} == {k: v for k, v in b.items() if k != "train_s"}
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle of the largest tensor: torch.load alone would read it as a weight."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "empty": lambda p: p.write_bytes(b""),
+    "cut": lambda p: p.write_bytes(p.read_bytes()[: p.stat().st_size // 2]),
+    "one bit": flip,
+    "noise": lambda p: p.write_bytes(b"PK\x03\x04" + bytes(range(256)) * 8),
+    "another thing": lambda p: torch.save([1, 2], p),
+    "no version": lambda p: torch.save({"model": {}, "optimizer": {}}, p),
+    "another model": lambda p: torch.save({"version": 1, "model": {"x": torch.ones(1)}, "optimizer": {}}, p),
+    "another optimizer": lambda p: torch.save({**torch.load(p), "optimizer": []}, p),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_loaded_or_a_stack_trace(directory, tmp_path, damage):
+    t = trainer(directory)
+    t.save(str(tmp_path))
+    DAMAGES[damage](tmp_path / CHECKPOINT)
+    with pytest.raises(CorruptArtifact, match=CHECKPOINT):
+        t.restore(str(tmp_path))
+    with pytest.raises(MissingArtifact):
+        t.restore(str(tmp_path / "nowhere"))
+
+
+def test_a_kill_while_saving_loses_the_last_checkpoint(directory, tmp_path, monkeypatch):
+    t = trainer(directory)
+    t.save(str(tmp_path))
+
+    def cut(_state, file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.torch, "save", cut)
+        t.version = 5
+        with pytest.raises(KeyboardInterrupt):
+            t.save(str(tmp_path))
+    assert trainer(directory).restore(str(tmp_path)) == 0
+
+
+def test_a_full_disk_is_a_stack_trace_or_leaves_half_a_checkpoint(directory, tmp_path):
+    t = trainer(directory)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        with pytest.raises(ResourceExhausted, match="no space"):
+            t.save(str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_published_weights_change_with_the_next_step(directory):
+    t = trainer(directory)
+    for dtype in ("float32", "bfloat16"):
+        state, digest = t.weights(dtype)
+        copies = {k: v.clone() for k, v in state.items()}
+        t.step(groups(t, 1))
+        assert all(torch.equal(v, copies[k]) for k, v in state.items())
+        assert weights_digest(state) == digest != t.weights(dtype)[1]
