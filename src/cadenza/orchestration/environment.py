@@ -12,7 +12,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, DeadlineExceeded, RolloutFailure, ServiceDied
@@ -32,7 +32,7 @@ EXCHANGE_DEADLINE_S = 60.0
 class EnvironmentConfig(StrictConfig):
     """``backend`` is chosen by name and never replaced by another (invariant 12)."""
 
-    backend: str = "local"
+    backend: Literal["local"] = "local"
     sandboxes: int = 64  # trials that hold a sandbox at once; further orders wait
     agent: Limits = Limits()
     deadlines: Deadlines = Deadlines()
@@ -54,10 +54,6 @@ class EnvironmentService:
     """Runs orders until ``stop``. Methods may be called from any thread."""
 
     def __init__(self, engine: Remote, tokenizer_directory: str, config: EnvironmentConfig) -> None:
-        if config.backend != "local":
-            raise ServiceDied(
-                f"environment backend {config.backend!r} does not exist", 'set backend = "local"'
-            )
         self._engine, self._config = engine, config
         renderer = CompactRenderer(Tokenizer.load(Path(tokenizer_directory)))
         self._agent = Agent(renderer, demo_tools(), config.agent)
@@ -74,7 +70,7 @@ class EnvironmentService:
         self._ready.result(timeout=60)
 
     def submit(self, orders: list[Order]) -> None:
-        """Queues trials. Raises ServiceDied when the backend is gone."""
+        """Queues trials. Raises what ended the service: ServiceDied when the backend or the engine is gone."""
         self._check()
         self._loop.call_soon_threadsafe(self._begin, orders)
 
@@ -87,7 +83,9 @@ class EnvironmentService:
             return done
 
     def stats(self) -> dict[str, float]:
-        """``busy_s``: time during which some trial did anything but wait for tokens; ``wall_s``; ``active``."""
+        """``busy_s``: time during which some trial was doing anything but waiting for tokens; ``wall_s``;
+        ``active``. Raises what ended the service."""
+        self._check()
         now = time.monotonic()
         running = now - self._busy_since if self._busy_since is not None else 0.0
         return {
@@ -116,16 +114,17 @@ class EnvironmentService:
         try:
             asyncio.run(self._serve())
         except BaseException as error:
-            told = (
-                error
-                if isinstance(error, CadenzaError)
-                else ServiceDied(f"the environment service failed: {error!r}", "see the run's log")
-            )
-            with self._changed:
-                self._failure = told
-                self._changed.notify_all()
+            self._fail(error)
             if not self._ready.done():
-                self._ready.set_exception(told)
+                self._ready.set_exception(self._failure or error)
+
+    def _fail(self, error: BaseException) -> None:
+        """From now on every call raises what ended the service; the first cause stays."""
+        if not isinstance(error, CadenzaError):
+            error = ServiceDied(f"the environment service failed: {error!r}", "see the run's log")
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -142,9 +141,17 @@ class EnvironmentService:
             await self._client.aclose()
 
     async def _exchange(self, client: str, requests: list[Any], closed: list[str], wait_s: float) -> Any:
-        return await self._engine.ask(
-            "exchange", client, requests, closed, wait_s, deadline_s=EXCHANGE_DEADLINE_S
-        )
+        try:
+            return await self._engine.ask(
+                "exchange", client, requests, closed, wait_s, deadline_s=EXCHANGE_DEADLINE_S
+            )
+        except TimeoutError:
+            error = ServiceDied("the engine does not answer", "run the same command again to go on")
+            self._fail(error)
+            raise error from None
+        except Exception as error:  # without an engine every trial would fail, and use up a prompt
+            self._fail(error)
+            raise
 
     def _begin(self, orders: list[Order]) -> None:
         for order in orders:
@@ -158,6 +165,9 @@ class EnvironmentService:
             self._meter()
             try:
                 rollout = await self._run_one(order)
+            except Exception as error:  # a defect, or a backend that is gone: the slot would never be reported
+                self._fail(error)
+                return
             finally:
                 self._active -= 1
                 self._meter()
@@ -175,7 +185,7 @@ class EnvironmentService:
                 order.task, session, self._backend, self._agent, sampling, order.seed, group,
                 config.deadlines, rewards=config.rewards,
             )  # fmt: skip
-        except (ServiceDied, DeadlineExceeded, FileNotFoundError) as error:
+        except (DeadlineExceeded, FileNotFoundError) as error:
             rollout = lost(order, str(error))
         return replace_id(rollout, order)
 

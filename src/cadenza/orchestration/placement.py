@@ -72,8 +72,10 @@ class _Local(Remote):
     def call(self, method: str, *args: Any) -> Future[Any]:
         try:
             return self._pool.submit(getattr(self.service, method), *args)
-        except RuntimeError as error:  # the pool was shut down
-            raise ServiceDied(f"service {self.name} has ended", "run the same command again") from error
+        except RuntimeError:  # the pool was shut down
+            gone: Future[Any] = Future()
+            gone.set_exception(ServiceDied(f"service {self.name} has ended", "run the same command again"))
+            return gone
 
     def end(self) -> None:
         stop = getattr(self.service, "stop", None)
@@ -102,8 +104,25 @@ class InProcess(Placement):
             remote.end()  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        for remote in list(self._services):
+        for remote in reversed(self._services.copy()):  # those that use others come later
             self.kill(remote)
+
+
+class _Host:
+    """What runs as the actor: keeps an error of the service's construction for its callers. Ray would report it as
+    the death of the actor, and a user would not learn that sandboxes are not allowed here."""
+
+    def __init__(self, service: type, *args: Any) -> None:
+        self._refused: Exception | None = None
+        try:
+            self._service = service(*args)
+        except Exception as error:
+            self._refused = error
+
+    def call(self, method: str, *args: Any) -> Any:
+        if self._refused is not None:
+            raise self._refused
+        return getattr(self._service, method)(*args)
 
 
 class _Actor(Remote):
@@ -120,7 +139,7 @@ class _Actor(Remote):
             with contextlib.suppress(Exception):
                 out.set_exception(self._plain(error)) if error is not None else out.set_result(inner.result())
 
-        getattr(self.handle, method).remote(*args).future().add_done_callback(settle)
+        self.handle.call.remote(method, *args).future().add_done_callback(settle)
         return out
 
     def _plain(self, error: BaseException) -> BaseException:
@@ -176,7 +195,7 @@ class RayPlacement(Placement):
             "runtime_env": {"env_vars": env},
             "max_restarts": 0,
         }
-        actor = self._ray.remote(service).options(**options).remote(*args)
+        actor = self._ray.remote(_Host).options(**options).remote(service, *args)
         remote = _Actor(name, actor)
         self._actors.append(remote)
         return remote
@@ -188,11 +207,11 @@ class RayPlacement(Placement):
         if remote in self._actors:
             self._actors.remove(remote)  # type: ignore[arg-type]
             with contextlib.suppress(Exception):
-                self._ray.get(remote.handle.stop.remote(), timeout=5)  # type: ignore[attr-defined]
+                self._ray.get(remote.handle.call.remote("stop"), timeout=5)  # type: ignore[attr-defined]
             self._ray.kill(remote.handle)  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        for remote in list(self._actors):
+        for remote in reversed(self._actors.copy()):
             self.kill(remote)
         if self._owns_ray:
             self._ray.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 from cadenza.core.errors import DeadlineExceeded
 from cadenza.core.types import Rollout, Task
@@ -23,6 +24,7 @@ class RolloutPool:
         self._orders: list[Order] = []
         self._attempts: dict[tuple[str, int], int] = {}
         self._pump: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
 
     async def __aenter__(self) -> RolloutPool:
         self._pump = asyncio.create_task(self._trade())
@@ -36,6 +38,8 @@ class RolloutPool:
 
     async def trial(self, task: Task, sample: int, seed: int, temperature: float) -> Rollout:
         """Runs one trial. Raises what ended the environment service, or DeadlineExceeded when nothing moves."""
+        if self._failure is not None:
+            raise self._failure
         attempt = self._attempts.get((task.id, sample), -1) + 1
         self._attempts[task.id, sample] = attempt
         slot = (task.id, sample, attempt)
@@ -45,12 +49,17 @@ class RolloutPool:
         return await future
 
     async def _trade(self) -> None:
+        moved = time.monotonic()
         try:
             while True:
                 orders, self._orders = self._orders, []
                 if orders:
                     await self._environment.ask("submit", orders, deadline_s=30.0)
                 done = await self._environment.ask("collect", COLLECT_S, deadline_s=IDLE_DEADLINE_S)
+                if done or orders or not self._waiting:
+                    moved = time.monotonic()
+                elif time.monotonic() - moved > IDLE_DEADLINE_S:
+                    raise TimeoutError
                 for slot, rollout in done:
                     future = self._waiting.pop(tuple(slot), None)
                     if future is not None and not future.done():
@@ -59,8 +68,9 @@ class RolloutPool:
             told: BaseException = error
             if isinstance(error, TimeoutError):
                 told = DeadlineExceeded(
-                    "the environment service does not answer", "run the same command again"
+                    f"no trial ended within {IDLE_DEADLINE_S:.0f} s", "run the same command again"
                 )
+            self._failure = told if isinstance(told, Exception) else None
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(told) if isinstance(told, Exception) else future.cancel()

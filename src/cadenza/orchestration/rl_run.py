@@ -126,6 +126,7 @@ class RLRun:
         self.tasks = {t.id: t for t in tasks}
         self.curriculum = Curriculum(tasks, seed, config.curriculum)
         self.on_step, self.on_rollout, self.clock = on_step, on_rollout, clock
+        self.max_staleness = 0 if config.synchronous else config.max_staleness
         self.version = 0  # the trainer's
         self.served = 0  # the newest that the engine is known to have
         self.flight: dict[str, _Group] = {}
@@ -195,8 +196,7 @@ class RLRun:
 
     def _feed(self) -> None:
         limit = self.config.groups_in_flight
-        on_policy = self.config.synchronous or self.config.max_staleness == 0
-        if on_policy and (self.training is not None or self.loading is not None or self._enough()):
+        if self.max_staleness == 0 and (self.training is not None or self.loading is not None or self._enough()):
             return  # what is ordered now would hold the next step back, and so on until no prompt is left
         if self.config.synchronous:
             limit = self.config.groups_per_step - sum(g.spread() for g in self.ready)
@@ -305,7 +305,7 @@ class RLRun:
         wanted = self.config.groups_per_step
         for group in sorted(self.ready, key=lambda g: g.version):
             full = wanted == 0 or len(taken) >= self.config.most_groups_per_step
-            if full and self.version + 1 - group.version <= self.config.max_staleness:
+            if full and self.version + 1 - group.version <= self.max_staleness:
                 break
             taken.append(group)
             wanted = max(0, wanted - group.spread())
@@ -317,7 +317,7 @@ class RLRun:
         now = self.clock()
         waiting = False
         for group in self.flight.values():
-            if self.version + 1 - group.version <= self.config.max_staleness or group.straggler:
+            if self.version + 1 - group.version <= self.max_staleness or group.straggler:
                 continue
             if group.late_since is None:
                 group.late_since = now
@@ -402,7 +402,7 @@ class RLRun:
         limit = step.parity_limit_bf16 if bf16 else step.parity_limit_fp32
         if metrics["parity_tokens"] >= 500 and metrics["k3"] > limit:
             raise CadenzaError(
-                f"trainer and engine disagree at the same version: mean k3 {metrics['parity_k3']:.4g} > {limit:g}",
+                f"trainer and engine disagree at the same version: mean k3 {metrics['k3']:.4g} > {limit:g}",
                 "check the engine's dtype and weights; set step.parity_limit_* if the limit is wrong",
             )
 
