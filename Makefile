@@ -40,8 +40,12 @@ proof: $(STAMP) ## rerun the measured claims (about 3 hours on 2 cores; resumabl
 	$(BIN)/python experiments/first_loop.py
 
 .PHONY: test
-test: $(STAMP) lint docs ## everything a change must pass
+test: $(STAMP) test-deps lint docs ## everything a change must pass
 	$(BIN)/python -m pytest
+
+.PHONY: test-deps
+test-deps: ## as system-deps, with what only the tests need (Chromium)
+	@PYTHON=$(PYTHON) bash scripts/system-deps.sh test
 
 .PHONY: lint
 lint: $(STAMP) ## ruff, import-linter, pyright, generated files up to date

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages a checkout needs where we may, and names them where we may not.
+# Installs the Debian packages a checkout needs where we may, and names them where we may not. With the argument
+# "test" also those that only the tests need.
 set -euo pipefail
 
 python="${PYTHON:-python3.11}"
@@ -11,6 +12,8 @@ elif ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
   # Debian splits venv off from Python itself.
   missing+=("$("$python" -c 'import sys; print(f"python3.{sys.version_info[1]}-venv")')")
 fi
+# The report's page is tested in a real browser.
+[ "${1:-}" = test ] && ! command -v chromium >/dev/null && missing+=(chromium)
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

@@ -58,5 +58,5 @@ def test_a_wait_of_no_time_still_looks_once():
 def test_ticks_end_near_the_deadline():
     begun = time.monotonic()
     left = list(ticks(0.05, 0.01))
-    assert 0.05 <= time.monotonic() - begun < 2
+    assert 0.05 <= time.monotonic() - begun < 30
     assert left[-1] == 0.0

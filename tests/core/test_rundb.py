@@ -136,7 +136,7 @@ def test_processes_that_open_a_new_database_at_once_all_write(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(180)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     with RunDatabase.open(path) as database:
         assert [len(database.ledger(f"p{n}/rl")) for n in range(3)] == [20, 20, 20]

@@ -22,7 +22,9 @@ def policy(seed: int = 0, **changes) -> PolicyModel:
     with torch.no_grad():
         for name, p in model.named_parameters():
             scale = 0.5 if "conv" in name else 0.15
-            p.copy_(torch.randn(p.shape, generator=generator) * scale if p.dim() >= 2 else torch.ones(p.shape))
+            p.copy_(
+                torch.randn(p.shape, generator=generator) * scale if p.dim() >= 2 else torch.ones(p.shape)
+            )
     return model
 
 
@@ -32,7 +34,9 @@ def engine(seed: int = 0, **changes) -> Engine:
     return Engine(model, 0, "d0", EngineConfig.model_validate(settings))
 
 
-def request(name: str, ids, *, max_tokens: int = 5, temperature: float = 1.0, seed: int = 0, stop=()) -> Request:
+def request(
+    name: str, ids, *, max_tokens: int = 5, temperature: float = 1.0, seed: int = 0, stop=()
+) -> Request:
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens, stop_ids=tuple(stop))
     return Request(name, tuple(ids), sampling, seed)
 

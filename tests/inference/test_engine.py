@@ -63,7 +63,9 @@ def test_log_probs_of_ragged_sessions_differ_from_the_whole_sequence(data):
             name = data.draw(st.sampled_from(sorted(asleep)))
             asleep.discard(name)
             talks[name].new = data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=20))
-            e.submit(request(name, talks[name].new, max_tokens=3, seed=7, temperature=talks[name].temperature))
+            e.submit(
+                request(name, talks[name].new, max_tokens=3, seed=7, temperature=talks[name].temperature)
+            )
         elif what == "close" and talks:
             name = data.draw(st.sampled_from(sorted(talks)))
             asleep.discard(name)
@@ -199,7 +201,9 @@ def test_a_swap_in_mid_request_waits_for_its_end_or_drops_cached_keys():
         with torch.inference_mode():
             x = other.cache.feed(other.model, [0], [position], [[history[position]]], 1)
             logp = other.model.logits(x)[0].log_softmax(-1)
-        assert done.logprobs[position + 1 - 4] == pytest.approx(float(logp[history[position + 1]]), abs=TOLERANCE)
+        assert done.logprobs[position + 1 - 4] == pytest.approx(
+            float(logp[history[position + 1]]), abs=TOLERANCE
+        )
     fresh = whole_logprobs(new, history)
     drift = [abs(float(fresh[3 + i, done.ids[i]]) - done.logprobs[i]) for i in range(3, 8)]
     assert max(drift) > 1e-3, "the cached keys were recomputed, or the test says nothing"

@@ -82,7 +82,11 @@ def test_a_failed_engine_leaves_a_client_waiting(service):
         service.exchange("bad", [request("bad/0", [10**6, 1, 2])], [], DEADLINE_S)
     waiting.join(DEADLINE_S)
     assert len(told) == 1 and not waiting.is_alive()
-    for call in (service.stats, lambda: service.load({}, 1, ""), lambda: service.exchange("late", [], [], 1.0)):
+    for call in (
+        service.stats,
+        lambda: service.load({}, 1, ""),
+        lambda: service.exchange("late", [], [], 1.0),
+    ):
         with pytest.raises(ServiceDied):
             call()
 

@@ -34,7 +34,9 @@ def saved(folder: Path, dtype: torch.dtype | None = None, **changes) -> PolicyMo
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return a.dtype == b.dtype and torch.equal(
+        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -68,7 +70,10 @@ def test_a_plain_model_has_other_names_than_qwen3_moe(tmp_path):
     wanted = {f"model.layers.{i}.{name}" for i in range(2) for name in per_layer}
     tensors = load_file(tmp_path / "model.safetensors")
     assert tensors.keys() == wanted | {"model.embed_tokens.weight", "model.norm.weight"}
-    assert tensors["model.layers.0.mlp.experts.2.down_proj.weight"].shape == (32, 16)  # (out, in), as nn.Linear's
+    assert tensors["model.layers.0.mlp.experts.2.down_proj.weight"].shape == (
+        32,
+        16,
+    )  # (out, in), as nn.Linear's
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["architectures"], config["model_type"]) == (["Qwen3MoeForCausalLM"], "qwen3_moe")
 

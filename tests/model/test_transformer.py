@@ -24,15 +24,15 @@ def tiny(seed: int, **changes) -> PolicyModel:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if p.dim() >= 2:  # initialize leaves the convolution at zero, and everything too small to tell apart
+            if (
+                p.dim() >= 2
+            ):  # initialize leaves the convolution at zero, and everything too small to tell apart
                 p.copy_(torch.randn(p.shape, generator=generator) * (0.5 if "conv" in name else 0.15))
     return model
 
 
 @settings(max_examples=15)
-@given(
-    seed=st.integers(0, 100), taps=st.sampled_from([0, 2, 4]), cut=st.integers(1, 39), tied=st.booleans()
-)
+@given(seed=st.integers(0, 100), taps=st.sampled_from([0, 2, 4]), cut=st.integers(1, 39), tied=st.booleans())
 def test_a_later_token_changes_an_earlier_output(seed, taps, cut, tied):
     model = tiny(seed, short_conv=taps, tie_embeddings=tied)
     ids = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(seed))
@@ -59,11 +59,18 @@ def test_the_convolution_starts_as_anything_but_the_identity():
 def test_a_row_padded_past_max_positions_breaks_training():
     model = tiny(0, max_positions=100)
     with torch.no_grad():
-        x, _ = model.hidden(torch.zeros(1, 127, dtype=torch.int64))  # 90 tokens padded to 128, predicted from 127
+        x, _ = model.hidden(
+            torch.zeros(1, 127, dtype=torch.int64)
+        )  # 90 tokens padded to 128, predicted from 127
     assert x.shape == (1, 127, 32)
 
 
 def test_a_shape_that_cannot_be_built_is_accepted():
-    for bad in ({"n_heads": 3, "n_kv_heads": 2}, {"head_dim": 7}, {"experts_per_token": 9}, {"short_conv": 1}):
+    for bad in (
+        {"n_heads": 3, "n_kv_heads": 2},
+        {"head_dim": 7},
+        {"experts_per_token": 9},
+        {"short_conv": 1},
+    ):
         with pytest.raises(ValueError):
             ModelConfig.model_validate(bad)

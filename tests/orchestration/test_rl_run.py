@@ -32,7 +32,9 @@ def place(tmp_path_factory) -> Iterator[tuple[RunDatabase, Path]]:
 class Trial:
     """One RL run in a made-up world, over any number of processes."""
 
-    def __init__(self, place: tuple[RunDatabase, Path], config: RunConfig, prompts: int, habits: Habits) -> None:
+    def __init__(
+        self, place: tuple[RunDatabase, Path], config: RunConfig, prompts: int, habits: Habits
+    ) -> None:
         self.database, folder = place
         self.name = f"run-{next(NUMBERS)}"
         self.disk = Disk(folder / self.name)
@@ -196,7 +198,9 @@ def test_a_dead_engine_uses_up_every_prompt(place):
         def engine_stats(self):
             raise ServiceDied("the inference engine failed", "see the log")
 
-    config = RunConfig(max_steps=9, group_size=2, groups_per_step=2, groups_in_flight=2, max_seconds=1e9, attempts=1)
+    config = RunConfig(
+        max_steps=9, group_size=2, groups_per_step=2, groups_in_flight=2, max_seconds=1e9, attempts=1
+    )
     trial = Trial(place, config, 30, Habits(fail_share=1.0, finish=1.0))
     world = Broken(0, trial.disk, trial.habits)
     run = RLRun(

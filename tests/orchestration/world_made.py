@@ -63,7 +63,9 @@ class _Trial:
 class World:
     """The three services; ``trainer``, ``engine``, ``environment`` are their handles."""
 
-    def __init__(self, seed: int, disk: Disk, habits: Habits, kill_at: int = -1, max_ticks: int = 20_000) -> None:
+    def __init__(
+        self, seed: int, disk: Disk, habits: Habits, kill_at: int = -1, max_ticks: int = 20_000
+    ) -> None:
         self.rng, self.disk, self.habits = random.Random(seed), disk, habits
         self.kill_at, self.contacts = kill_at, 0
         self.ticks, self.max_ticks = 0, max_ticks
@@ -96,13 +98,18 @@ class World:
         assert self.step is None, "two steps at once"
         version = len(self.history)
         self.lags.append(
-            [version - min((int(s.version_S.min()) for r in g for s in r.segments), default=version) for g in groups]
+            [
+                version - min((int(s.version_S.min()) for r in g for s in r.segments), default=version)
+                for g in groups
+            ]
         )
         self.step = (Future(), [g[0].task_id for g in groups])
         return self.step[0]
 
     def trainer_weights(self, _dtype: str) -> Any:
-        if self.swap is not None:  # the reconciler waits for the last swap before the next, and no tick would come
+        if (
+            self.swap is not None
+        ):  # the reconciler waits for the last swap before the next, and no tick would come
             self._swapped()
         return {}, f"digest-{len(self.history)}"
 
@@ -181,7 +188,18 @@ class World:
             np.zeros(2, np.float32), versions, [(2, 4)], "finish", {"temperature": 1.0}, {},
         )  # fmt: skip
         rollout = Rollout(
-            "", order.slot[0], order.task.id, [segment], [], "", Verdict(solved), {}, solved, "finished", {}, 0
+            "",
+            order.slot[0],
+            order.task.id,
+            [segment],
+            [],
+            "",
+            Verdict(solved),
+            {},
+            solved,
+            "finished",
+            {},
+            0,
         )
         return replace_id(rollout, order)
 
@@ -228,7 +246,15 @@ class Steps:
 
 def tasks(count: int) -> list[Task]:
     return [
-        Task(f"t{i:03}", Path(f"t{i:03}"), "train", 1, "generated", "2026-01-01T00:00:00", {"families": [f"f{i % 3}"]})
+        Task(
+            f"t{i:03}",
+            Path(f"t{i:03}"),
+            "train",
+            1,
+            "generated",
+            "2026-01-01T00:00:00",
+            {"families": [f"f{i % 3}"]},
+        )
         for i in range(count)
     ]
 

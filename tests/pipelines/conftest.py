@@ -59,7 +59,7 @@ def train(
             cwd=options.pop("cwd", tmp_path),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
             **options,
         )

@@ -90,7 +90,7 @@ class Counter(Stage[CounterConfig]):
             (context.out / "large.bin").write_bytes(b"x" * 10_000_000)
         elif fault == "wait":  # tells the test that it is here, and waits to be stopped
             Path(self.config.wait_for).write_text("here")
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 180
             while time.monotonic() < deadline:
                 signal.sigtimedwait([signal.SIGUSR2], 0.05)
 

@@ -41,9 +41,9 @@ def test_a_stopped_run_leaves_in_one_line_and_goes_on(run, train, tmp_path, comm
         cwd=tmp_path, env=command_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        wait_until(lambda: here.exists() or process.poll() is not None, 60, "the stage to begin")
+        wait_until(lambda: here.exists() or process.poll() is not None, 180, "the stage to begin")
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=180)
     finally:
         process.kill()
         process.wait()

@@ -95,7 +95,7 @@ def test_changes_and_forks_agree_with_a_plain_directory(backend, run, tmp_path, 
     assert changes == difference(before, middle)
     after = model(tmp_path / "model", second, tmp_path / "model2")
     assert contents == after
-    assert child_changes == difference(middle, after)
+    assert child_changes == difference(before, after)
 
 
 @needs_namespaces

@@ -47,7 +47,9 @@ def segment(
     sampled[0], sampled[-1] = False, True
     with torch.no_grad():
         logp = token_logp(model, ids.tolist(), temperature).numpy()
-    recorded = (logp[np.flatnonzero(sampled) - 1] + noise * rng.standard_normal(sampled.sum())).astype(np.float32)
+    recorded = (logp[np.flatnonzero(sampled) - 1] + noise * rng.standard_normal(sampled.sum())).astype(
+        np.float32
+    )
     return Segment(
         "act", ids, sampled, np.zeros(length, np.int8), recorded,
         np.full(sampled.sum(), version, np.int32), [], finish, {"temperature": temperature}, {},

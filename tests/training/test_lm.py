@@ -24,7 +24,9 @@ def made(lengths, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     ]
 
 
-@given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=30), budget=st.sampled_from([64, 512, 4096]))
+@given(
+    lengths=st.lists(st.integers(1, 500), min_size=1, max_size=30), budget=st.sampled_from([64, 512, 4096])
+)
 def test_a_microbatch_loses_weight_or_is_over_its_budget(lengths, budget):
     sequences = made(lengths)
     out = microbatches(sequences, budget)
@@ -39,7 +41,9 @@ def test_padding_or_the_first_token_is_scored():
     model = policy()
     sequences = made([5, 20, 64])
     nll, weight, _ = weighted_nll(model, pad_rows(sequences), bf16=False)
-    wanted = sum(float(-(token_logp(model, ids.tolist()).detach().numpy() * w[1:]).sum()) for ids, w in sequences)
+    wanted = sum(
+        float(-(token_logp(model, ids.tolist()).detach().numpy() * w[1:]).sum()) for ids, w in sequences
+    )
     assert float(nll.detach()) == pytest.approx(wanted, rel=1e-4)
     assert weight == pytest.approx(sum(float(w[1:].sum()) for _, w in sequences), rel=1e-5)
 
@@ -55,7 +59,9 @@ def trained(steps: int, stop_after: int | None = None, budget: int = 4096):
         return microbatches(made([30, 40, 64], seed=step), budget)
 
     def go():
-        loop = train(model, optimizers, config, batches, steps, state, bf16=False, on_step=lambda s, v: seen.append(v))
+        loop = train(
+            model, optimizers, config, batches, steps, state, bf16=False, on_step=lambda s, v: seen.append(v)
+        )
         for step in loop:
             if step == stop_after:
                 break
@@ -85,5 +91,7 @@ def test_a_step_without_any_weight_divides_by_zero():
     rows = [pad_rows([(np.ones(5, np.uint16), np.zeros(5, np.float32))])]
     optimizers = Optimizers(model, 1e-3, 0.0, 0.0)
     config = OptimizerConfig()
-    list(train(model, optimizers, config, lambda _: rows, 1, LoopState(), bf16=False, on_step=lambda *_: None))
+    list(
+        train(model, optimizers, config, lambda _: rows, 1, LoopState(), bf16=False, on_step=lambda *_: None)
+    )
     assert mean_nll(model, rows, bf16=False) == 0.0

@@ -49,7 +49,9 @@ def grads_of(model, loss: torch.Tensor, keep: bool = False) -> dict[str, torch.T
 
 def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float = 2e-5) -> None:
     for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            a[name], b[name], rtol=1e-3, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 # advantages
@@ -101,7 +103,10 @@ def test_a_broken_segment_is_trained_on_or_not_counted():
 
 def test_overlong_rollouts_are_masked_unasked():
     model = policy()
-    group = [rollout("g/0", 0.0, [segment(model, 1, finish="context")]), rollout("g/1", 1.0, [segment(model, 2)])]
+    group = [
+        rollout("g/0", 0.0, [segment(model, 1, finish="context")]),
+        rollout("g/1", 1.0, [segment(model, 2)]),
+    ]
     assert len(make_batch([group], False).samples) == 2
     masked = make_batch([group], True)
     assert (len(masked.samples), masked.masked_overlong, masked.rollouts) == (1, 1, 2)
@@ -114,7 +119,9 @@ def test_a_kl_term_spares_rollouts_of_groups_without_spread():
     assert len(make_batch([group], False, keep_zero=True).samples) == 2
 
 
-@given(lengths=st.lists(st.integers(2, 200), min_size=1, max_size=12), budget=st.sampled_from([64, 256, 4096]))
+@given(
+    lengths=st.lists(st.integers(2, 200), min_size=1, max_size=12), budget=st.sampled_from([64, 256, 4096])
+)
 def test_packing_loses_or_repeats_a_sampled_token(lengths, budget):
     model_free = []
     for i, length in enumerate(lengths):
@@ -122,7 +129,9 @@ def test_packing_loses_or_repeats_a_sampled_token(lengths, budget):
         sampled = np.arange(length) % 2 == 1
         count = int(sampled.sum())
         model_free.append(
-            Sample(ids, sampled, np.full(count, -float(i), np.float32), np.full(count, i), float(i), 1.0 + i % 2)
+            Sample(
+                ids, sampled, np.full(count, -float(i), np.float32), np.full(count, i), float(i), 1.0 + i % 2
+            )
         )
     packed = pack(model_free, budget)
     tokens = sorted((int(t), float(b), float(a)) for p in packed for t, b, a in zip(p.target_N, p.behaviour_N, p.advantage_N, strict=True))  # fmt: skip

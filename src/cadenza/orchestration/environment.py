@@ -165,7 +165,9 @@ class EnvironmentService:
             self._meter()
             try:
                 rollout = await self._run_one(order)
-            except Exception as error:  # a defect, or a backend that is gone: the slot would never be reported
+            except (
+                Exception
+            ) as error:  # a defect, or a backend that is gone: the slot would never be reported
                 self._fail(error)
                 return
             finally:

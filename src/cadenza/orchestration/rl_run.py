@@ -22,19 +22,21 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, DeadlineExceeded, ResourceExhausted, ServiceDied
-from cadenza.core.rundb import RunDatabase
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.orchestration.curriculum import Curriculum, CurriculumConfig
 from cadenza.orchestration.environment import Order
 from cadenza.orchestration.placement import Remote
 from cadenza.training.config import RLStepConfig
+
+if TYPE_CHECKING:  # a dry run reads only the configuration above and need not wait for SQLAlchemy
+    from cadenza.core.rundb import RunDatabase
 
 
 class RunConfig(StrictConfig):
@@ -194,7 +196,9 @@ class RLRun:
 
     def _feed(self) -> None:
         limit = self.config.groups_in_flight
-        if self.max_staleness == 0 and (self.training is not None or self.loading is not None or self._enough()):
+        if self.max_staleness == 0 and (
+            self.training is not None or self.loading is not None or self._enough()
+        ):
             return  # what is ordered now would hold the next step back, and so on until no prompt is left
         if self.config.synchronous:
             limit = self.config.groups_per_step - sum(g.spread() for g in self.ready)
@@ -329,7 +333,9 @@ class RLRun:
     def _enough(self) -> bool:
         """Whether the ready groups are worth a step."""
         informative = sum(g.spread() for g in self.ready)
-        return informative >= self.config.groups_per_step or len(self.ready) >= self.config.most_groups_per_step
+        return (
+            informative >= self.config.groups_per_step or len(self.ready) >= self.config.most_groups_per_step
+        )
 
     def _finish_step(
         self, metrics: dict[str, float], groups: list[_Group], begun: float, started: float

@@ -16,7 +16,7 @@ from cadenza.core.types import Snapshot
 from cadenza.sandbox import probe as probing
 from cadenza.sandbox.errors import NotSupported, PathRefused, SandboxGone
 from cadenza.sandbox.guest import frames
-from cadenza.sandbox.layers import Hold, changed_files
+from cadenza.sandbox.layers import Hold
 from cadenza.sandbox.spec import ExecResult, Failure, PytestResult, SandboxSpec
 from cadenza.sandbox.workdir import remove_tree
 
@@ -170,12 +170,13 @@ class Sandbox:
         await self._ask({"op": "remove", "path": path})
 
     async def changes(self) -> dict[str, bytes | None]:
-        """What differs from the layers: new or changed files with their bytes, deleted ones as None.
+        """What differs from the layers of the specification: new or changed files as bytes, deleted ones as None.
 
+        In a fork this includes what its ancestors had changed: the answer is always against the first layers.
         Links, special files and ``__pycache__`` are left out. A file whose content is as before is not a change.
         """
         entries = await self._upper(ignore_caches=True)
-        return changed_files(entries, self.spec.layers)
+        return self._backend.changes(entries, self.spec)
 
     async def snapshot(self, mode: str = "filesystem") -> Snapshot:
         """Saves the files of ``/work`` for ``fork`` and ``LocalBackend.restore``; free it with ``release``.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cadenza.sandbox.guest.upper import IGNORED, OPAQUE
+from cadenza.sandbox.guest.upper import entries as upper_entries
 from cadenza.sandbox.workdir import remove_tree
 
 Entry = tuple[dict[str, Any], bytes]  # as guest.upper.entries yields them
@@ -91,6 +92,13 @@ def changed_files(entries: Sequence[Entry], layers: Sequence[Path]) -> dict[str,
     return changes
 
 
+def _content(layers: Sequence[Path], name: str) -> bytes | None:
+    found = find(layers, name)
+    if found is None or isinstance(found, list) or not stat.S_ISREG(found.lstat().st_mode):
+        return None
+    return found.read_bytes()
+
+
 class Hold:
     """Keeps layers alive until it is released (once; again does nothing)."""
 
@@ -122,6 +130,20 @@ class LayerStore:
 
     def hold(self, layers: Sequence[Path]) -> Hold:
         return Hold(self, layers)
+
+    def changes(self, entries: Sequence[Entry], layers: Sequence[Path]) -> dict[str, bytes | None]:
+        """``entries`` on top of ``layers`` as changed files, counted from the first layer that is not a snapshot."""
+        own = list(itertools.takewhile(self.owns, layers))
+        base = layers[len(own) :]
+        changes: dict[str, bytes | None] = {}
+        for number in reversed(range(len(own))):
+            fd = os.open(own[number], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                changes |= changed_files(list(upper_entries(fd)), layers[number + 1 :])
+            finally:
+                os.close(fd)
+        changes |= changed_files(entries, layers)
+        return {name: data for name, data in changes.items() if data != _content(base, name)}
 
     def add(self, entries: Sequence[Entry], below: Sequence[Path]) -> tuple[tuple[Path, ...], Hold, int]:
         """Writes ``entries`` as a new layer on top of ``below``. Returns the layers, a hold on them, bytes written.

@@ -36,7 +36,12 @@ spec = importlib.util.spec_from_file_location(
     "_cadenza_guest", where + "/__init__.py", submodule_search_locations=[where])
 sys.modules["_cadenza_guest"] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-from _cadenza_guest import zygote
+try:
+    from _cadenza_guest import zygote
+except ImportError as error:
+    import json, socket
+    text = {"unusable": f"the sandbox's interpreter cannot import what it needs ({error})"}
+    sys.exit(socket.socket(fileno=int(sys.argv[2])).send(json.dumps(text).encode()))
 zygote.main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
 """
 
@@ -195,6 +200,11 @@ class LocalBackend:
         snapshot = Snapshot(f"{self.name}-s{number}", None, "local", "filesystem", digest.hexdigest(), size)
         self._snapshots[snapshot.id] = (dataclasses.replace(spec, layers=layers), hold)
         return snapshot
+
+    def changes(self, entries: list[Entry], spec: SandboxSpec) -> dict[str, bytes | None]:
+        """``entries`` and the snapshots below them, against the layers that are not snapshots. For ``Sandbox``."""
+        assert self.layers is not None
+        return self.layers.changes(entries, spec.layers)
 
     async def restore(self, snapshot: Snapshot, n: int = 1) -> list[Sandbox | Exception]:
         """``n`` new sandboxes with the snapshot's files, limits and environment.

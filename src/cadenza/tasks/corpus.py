@@ -20,7 +20,9 @@ from cadenza.tasks.partition import owned_by
 _OWNS = owned_by("corpus")
 _TOKEN = re.compile(r'"[^"]*"|\w+|//=|[-+*/%<>=!]=|//|[-+*/%<>]')
 _NOISE_SHARE = 0.15
-_EXCERPT_SHARE = 0.7  # a function alone is a third of its module's text and has as much to say about the repair
+_EXCERPT_SHARE = (
+    0.7  # a function alone is a third of its module's text and has as much to say about the repair
+)
 
 
 def clean_modules(seed: int) -> Iterator[str]:

@@ -17,7 +17,9 @@ def save_state(state: dict[str, Any], path: Path) -> None:
     """Writes a state of tensors and plain values beside ``path`` and renames it. Raises ResourceExhausted."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as file:  # a file of Python's own keeps the error number that torch's would lose
+        with partial.open(
+            "wb"
+        ) as file:  # a file of Python's own keeps the error number that torch's would lose
             torch.save(state, file)
     except (OSError, RuntimeError) as error:
         partial.unlink(missing_ok=True)
