@@ -43,7 +43,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 @pytest.mark.parametrize("extensions", [True, False])
 def test_a_round_trip_changes_a_bit(tmp_path, tied, extensions):
     changes = {"tie_embeddings": tied} | ({} if extensions else {"short_conv": 0, "d_shared": 0})
-    model = saved(tmp_path, **changes)
+    model = saved(tmp_path, None, **changes)
     loaded = load_model(tmp_path)
     assert loaded.config == model.config
     assert loaded.state_dict().keys() == model.state_dict().keys()

@@ -1,4 +1,4 @@
-"""The environment service with real sandboxes, and one whole RL run: engine, trainer and environments in this process."""
+"""The environment service with real sandboxes, and one whole RL run in this process."""
 
 from __future__ import annotations
 

@@ -145,10 +145,9 @@ def test_a_kill_between_checkpoint_and_ledger_trains_a_prompt_twice(place):
 def test_on_policy_runs_use_up_their_prompts_before_the_first_step(place):
     """Groups without spread do not count as enough; ordering more while a step is due would never let it start."""
     for keys in ({"max_staleness": 0}, {"synchronous": True}):
-        config = RunConfig(
-            max_steps=3, group_size=2, groups_per_step=4, most_groups_per_step=4, groups_in_flight=4,
-            max_seconds=1e9, straggler_s=1e6, **keys,
-        )  # fmt: skip
+        usual = {"max_steps": 3, "group_size": 2, "groups_per_step": 4, "most_groups_per_step": 4}
+        waits = {"groups_in_flight": 4, "max_seconds": 1e9, "straggler_s": 1e6}
+        config = RunConfig.model_validate({**usual, **waits, **keys})
         trial = Trial(place, config, 60, Habits(finish=0.3, spread=1.0))
         world, _, result = trial.process(1)
         trial.check(world, result)

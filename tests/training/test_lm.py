@@ -31,7 +31,8 @@ def test_a_microbatch_loses_weight_or_is_over_its_budget(lengths, budget):
     sequences = made(lengths)
     out = microbatches(sequences, budget)
     assert sum(len(r.ids_BT) for r in out) == len(lengths)
-    assert sum(float(r.weight_BT.sum()) for r in out) == pytest.approx(sum(float(w.sum()) for _, w in sequences), rel=1e-4)  # fmt: skip
+    wanted = sum(float(w.sum()) for _, w in sequences)
+    assert sum(float(r.weight_BT.sum()) for r in out) == pytest.approx(wanted, rel=1e-4)
     for r in out:
         assert r.ids_BT.shape[1] % 64 == 0
         assert len(r.ids_BT) == 1 or r.ids_BT.numel() <= budget
@@ -80,8 +81,8 @@ def test_a_loop_continued_at_its_step_sees_other_data():
 
 
 def test_smaller_microbatches_make_another_step():
-    a, seen_a = trained(1)
-    b, seen_b = trained(1, budget=64)
+    _, seen_a = trained(1)
+    _, seen_b = trained(1, budget=64)
     assert seen_a[0]["nll"] == pytest.approx(seen_b[0]["nll"], rel=1e-4)
     assert seen_a[0]["grad_norm"] == pytest.approx(seen_b[0]["grad_norm"], rel=1e-3)
 

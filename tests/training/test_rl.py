@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from samples_made import VOCAB, policy, rollout, sample, segment, token_logp
 
 from cadenza.training.config import RLStepConfig
-from cadenza.training.rl import Batch, Sample, group_advantages, make_batch, pack, rl_step
+from cadenza.training.rl import Batch, Sample, group_advantages, make_batch, pack, rl_step, thin
 
 pytestmark = pytest.mark.needs_train
 CONFIG = RLStepConfig(clip_norm=1e9, tokens_per_rollout=10.0)
@@ -134,13 +134,30 @@ def test_packing_loses_or_repeats_a_sampled_token(lengths, budget):
             )
         )
     packed = pack(model_free, budget)
-    tokens = sorted((int(t), float(b), float(a)) for p in packed for t, b, a in zip(p.target_N, p.behaviour_N, p.advantage_N, strict=True))  # fmt: skip
+    tokens = sorted(
+        (int(t), float(b), float(a))
+        for p in packed
+        for t, b, a in zip(p.target_N, p.behaviour_N, p.advantage_N, strict=True)
+    )
     assert tokens == sorted((i, -float(i), float(i)) for i, n in enumerate(lengths) for _ in range(n // 2))
     for p in packed:
         flat = p.ids_BT[:, 1:].flatten()
         assert torch.equal(flat[p.at_N], p.target_N), "a target is not at the position it is predicted for"
         assert p.ids_BT.shape[0] == 1 or p.ids_BT.numel() <= budget
         assert {1.0 + int(t) % 2 for t in p.target_N} == {p.temperature}
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=16), st.integers(1, 8))
+def test_thinning_a_group_moves_its_sum_or_keeps_too_many(rewards, most):
+    advantages = [
+        a or 0.0 for a in group_advantages([rollout(f"g/{i}", r, []) for i, r in enumerate(rewards)])
+    ]
+    weights = thin(advantages, most, "g")
+    assert sum(w * a for w, a in zip(weights, advantages, strict=True)) == pytest.approx(0.0, abs=1e-9)
+    kept = {a for w, a in zip(weights, advantages, strict=True) if w}
+    assert kept == {a for a in advantages if a}, "a class of rewards is gone"
+    assert sum(w > 0 for w in weights) <= max(most, len(kept))
+    assert weights == thin(advantages, most, "g")
 
 
 # the gradient
@@ -244,7 +261,8 @@ def test_tokens_over_keys_of_older_weights_count_as_numeric_disagreement():
     model = policy()
     same, mixed = segment(model, 1, version=3), segment(model, 2, version=3, noise=1.0)
     mixed.version_S[0] = 2
-    metrics = rl_step(model, Recorder(model), Batch([sample(same, 1.0), sample(mixed, -1.0)], 2), CONFIG, 3, bf16=False)  # fmt: skip
+    batch = Batch([sample(same, 1.0), sample(mixed, -1.0)], 2)
+    metrics = rl_step(model, Recorder(model), batch, CONFIG, 3, bf16=False)
     assert metrics["parity_tokens"] == len(same.logprob_S)
     assert metrics["k3"] < 1e-6 < metrics["drift_k3"]
     assert metrics["trained_tokens"] == len(same.logprob_S) + len(mixed.logprob_S)

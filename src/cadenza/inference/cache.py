@@ -58,6 +58,7 @@ class KVCache:
             # The last P inputs of each row, counted over (old tail + new inputs) so that short rows keep old ones.
             take_BP = (count_B[:, None] + torch.arange(self.past)).unsqueeze(-1)
             for tail, cache, inputs in zip(self.tail_RPD, caches, conv_inputs, strict=True):
+                assert cache.tail_BPD is not None
                 joined = torch.cat((cache.tail_BPD, inputs), dim=1)
                 tail[slots_B] = joined.gather(1, take_BP.expand(-1, -1, joined.shape[2]))
         return x_BTD[torch.arange(len(slots)), count_B - 1]

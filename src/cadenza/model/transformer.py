@@ -200,6 +200,9 @@ class PolicyModel(nn.Module):
     """ids -> hidden states -> logits. ``hidden`` and ``logits`` are apart so that callers pay for the
     vocabulary product only where a loss or a sample needs it."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

@@ -25,8 +25,9 @@ class OptimizerConfig(StrictConfig):
 
 
 class MixtureConfig(StrictConfig):
-    """Shares of a step's tokens; what they leave is reading exercises. ``answer_weight``: loss
-    weight of the answers, which are a tenth of a document's text and all of its point; ``listing_weight``: of the listing before them."""
+    """Shares of a step's tokens; what they leave is reading exercises. ``answer_weight``: loss weight of the
+    answers, which are a tenth of a document's text and all of its point; ``listing_weight``: of the listing before
+    them."""
 
     tokens_per_step: int = 3072
     source_share: float = 0.05
