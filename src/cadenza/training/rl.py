@@ -51,9 +51,11 @@ def group_advantages(rollouts: Sequence[Rollout]) -> list[float | None]:
 
 
 def thin(advantages: Sequence[float], most: int, key: str) -> list[float]:
-    """Weights that keep at most ``most`` of a group's rollouts, but one of each class: 0 for those left out, else how
-    many of its class (rollouts of equal advantage) each kept one stands for. Classes share the places evenly; the
-    draw is seeded by ``key``. The weighted sum of advantages is that of the whole group, and its gradient is in expectation.
+    """Weights that keep at most ``most`` of a group's rollouts, but one of each class (equal advantage) at least.
+
+    0 for those left out, else how many of its class each kept one stands for. Classes share the places evenly; the
+    draw is seeded by ``key``. The weighted sum of advantages is that of the whole group, and its gradient is in
+    expectation.
     """
     classes: dict[float, list[int]] = defaultdict(list)
     for index, advantage in enumerate(advantages):
