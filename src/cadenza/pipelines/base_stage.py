@@ -101,6 +101,7 @@ class PretrainBase(Stage[PretrainBaseConfig]):
             config.evaluate_every, lambda _: {"held_out_nll": mean_nll(model, held, use_bf16())}
         )
         save_with_tokenizer(model, tokenizer, context.out, torch.bfloat16)
+        run.finish()
         return {
             "parameters": sum(p.numel() for p in model.parameters()),
             "held_out_nll": mean_nll(model, held, use_bf16()),

@@ -74,6 +74,7 @@ class Cpt(Stage[CptConfig]):
         before = perplexity() if run.state.step == 0 else float("nan")
         seconds = run.run(config.evaluate_every, lambda _: {"held_out_perplexity": perplexity()})
         save_with_tokenizer(model, tokenizer, context.out)
+        run.finish()
         figures: Figures = {"perplexity_after": perplexity(), "tokens": run.tokens, "seconds": seconds}
         if math.isfinite(before):
             figures["perplexity_before"] = before

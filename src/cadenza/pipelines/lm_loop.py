@@ -36,6 +36,13 @@ def save_with_tokenizer(
     save_model(model, directory, bos_token_id=bos, eos_token_id=end, dtype=dtype)
 
 
+def write_whole(path: Path, value: object) -> None:
+    """torch.save under a temporary name, then renamed: the path holds the old file or the whole new one."""
+    partial = path.with_name(path.name + ".partial")
+    torch.save(value, partial)
+    os.replace(partial, path)
+
+
 class LMRun:
     """Trains ``model`` for a stage. Interrupted and started again it continues at the last saved step."""
 
@@ -98,8 +105,11 @@ class LMRun:
                 if now - saved > self.save_every_s:
                     self._save(now - started)
                     saved = now
-        (self.context.out / STATE).unlink(missing_ok=True)
         return self.elapsed_before + time.monotonic() - started
+
+    def finish(self) -> None:
+        """Removes what only a resume would need; call it once the model is saved."""
+        (self.context.out / STATE).unlink(missing_ok=True)
 
     def _save(self, elapsed: float) -> None:
         state = {

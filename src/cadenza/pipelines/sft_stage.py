@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-
 from cadenza.core.config import StrictConfig
+from cadenza.evaluation.report_inputs import read_metrics
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.rollouts.record import read_rollouts
 from cadenza.training.config import OptimizerConfig, SftDataConfig
@@ -38,8 +37,10 @@ class Sft(Stage[SftConfig]):
     resumable = True
 
     def run(self, context: StageContext) -> Figures:
+        import torch
+
         from cadenza.model.hf import load_model
-        from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
+        from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16, write_whole
         from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.lm import mean_nll, microbatches
         from cadenza.training.sft import (
@@ -69,21 +70,25 @@ class Sft(Stage[SftConfig]):
 
         optimizer = config.optimizer
         run = LMRun(context, model, optimizer, batches, steps, threads=config.threads)
-        plateau = Plateau(config.patience, config.tolerance)
-        best: dict = {}
+        # What an interrupted run saw: its evaluations, up to the step it goes on from, and its best weights.
+        curve = read_metrics(context.out / "metrics" / f"{context.name}.jsonl")
+        seen = [y for x, y in zip(*curve.series("validation_nll"), strict=True) if x <= run.state.step]
+        plateau = Plateau.replay(config.patience, config.tolerance, seen if context.resumed else [])
+        best = context.out / "best.pt"
 
         def evaluate(_step: int) -> dict[str, float]:
             loss = mean_nll(model, held, use_bf16())
             if plateau.observe(loss) and config.keep_best:
-                best.clear()
-                best.update(copy.deepcopy(model.state_dict()))
+                write_whole(best, model.state_dict())
             return {"validation_nll": loss}
 
         every = max(1, per_epoch // config.evaluations_per_epoch)
         seconds = run.run(every, evaluate, lambda: bool(config.patience) and plateau.flat, config.budget_s)
-        if best:
-            model.load_state_dict(best)
+        if best.is_file():
+            model.load_state_dict(torch.load(best, weights_only=True))
         save_with_tokenizer(model, tokenizer, context.out)
+        run.finish()
+        best.unlink(missing_ok=True)
         return {
             "demonstrations": len(rollouts),
             "steps": run.state.step,

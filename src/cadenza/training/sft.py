@@ -86,6 +86,14 @@ class Plateau:
         self.best = min(self.best, loss)
         return better
 
+    @classmethod
+    def replay(cls, patience: int, tolerance: float, losses: Sequence[float]) -> Plateau:
+        """Where a curve stands after ``losses``: how a resumed run remembers."""
+        plateau = cls(patience, tolerance)
+        for loss in losses:
+            plateau.observe(loss)
+        return plateau
+
     @property
     def flat(self) -> bool:
         return self.waited >= self.patience
