@@ -14,6 +14,10 @@ from cadenza.model.config import ModelConfig
 from cadenza.model.transformer import LayerCache, PolicyModel
 
 
+READ_BLOCK = 128  # positions: spans of decoding reads are multiples, which keeps kernel shapes few
+READ_ROWS = 8  # fewer rows are not worth kernel calls of their own
+
+
 @dataclass(frozen=True)
 class Tails:
     """The short convolution's last inputs at the end of a prefix: per layer (P, D)."""
@@ -49,8 +53,11 @@ class KVCache:
         slots_B, start_B, count_B = torch.tensor(slots), torch.tensor(starts), torch.tensor(counts)
         # Padding may run past the cache's end for a nearly full row; a span of whole blocks keeps shapes few.
         span = min(self.span, -(-(max(s + width for s in starts)) // 64) * 64)
+        reads = self._reads(starts) if width == 1 else None
+        if reads:
+            span = reads[-1][1]  # the longest row is in the last group
         caches = [
-            LayerCache(k, v, slots_B, span, tail.index_select(0, slots_B) if self.past else None)
+            LayerCache(k, v, slots_B, span, tail.index_select(0, slots_B) if self.past else None, reads)
             for k, v, tail in zip(self.k_RKSC, self.v_RKSC, self.tail_RPD, strict=True)
         ]
         x_BTD, conv_inputs = model.extend(ids_BT, start_B, caches)
@@ -62,6 +69,17 @@ class KVCache:
                 joined = torch.cat((cache.tail_BPD, inputs), dim=1)
                 tail[slots_B] = joined.gather(1, take_BP.expand(-1, -1, joined.shape[2]))
         return x_BTD[torch.arange(len(slots)), count_B - 1]
+
+    def _reads(self, starts: list[int]) -> list[tuple[Tensor, int]]:
+        """Rows by cached length, in groups of spans of whole blocks; a small group joins the next longer one."""
+        groups: list[tuple[list[int], int]] = []
+        for row in sorted(range(len(starts)), key=lambda r: starts[r]):
+            span = min(self.span, -(-(starts[row] + 1) // READ_BLOCK) * READ_BLOCK)
+            if groups and (groups[-1][1] == span or len(groups[-1][0]) < READ_ROWS):
+                groups[-1] = ([*groups[-1][0], row], span)
+            else:
+                groups.append(([row], span))
+        return [(torch.tensor(rows), span) for rows, span in groups]
 
     def tails(self, slot: int) -> Tails:
         """A copy of a slot's convolution tails, kept with a shared prefix."""

@@ -54,6 +54,7 @@ class LayerCache:
     ``k_RKSC``, ``v_RKSC``: keys (rotated) and values of every cache slot R; ``slots_B`` picks the slots of this
     call's rows; ``span``: how many cached positions to read, at least every row's start + T.
     ``tail_BPD``: the last P = taps - 1 inputs of the short convolution before the call's first token.
+    ``reads``: for decoding, (row numbers, span) of groups of rows that are read together.
     """
 
     k_RKSC: Tensor
@@ -61,6 +62,7 @@ class LayerCache:
     slots_B: Tensor
     span: int
     tail_BPD: Tensor | None
+    reads: list[tuple[Tensor, int]] | None = None
 
     def write(self, position_BT: Tensor, k_BTKC: Tensor, v_BTKC: Tensor) -> None:
         # A nearly full row padded to the width of a long one would run past the cache. Its padding may land on
@@ -73,18 +75,23 @@ class LayerCache:
     def attend(self, q_BKMC: Tensor, bias_B1MS: Tensor) -> Tensor:
         """Attention of M stacked queries per key-value head over this call's rows, (B, K, M, C).
 
-        Decoding reads the whole cache once per token, so copying the rows out would double its cost: when the
-        call has a good part of the slots in use, the few queries are scattered over all of them instead.
+        Decoding reads the whole cache for a few queries. Rows are read in ``reads``, groups of similar length, so
+        that a short row does not pay for the longest; and the scores are made keys first, since a product with
+        many rows and few columns is what CPU kernels do well (half the time of the fused kernel at M = 2).
         """
-        k, v = self.k_RKSC[:, :, : self.span], self.v_RKSC[:, :, : self.span]
-        used = int(self.slots_B.max()) + 1
-        if q_BKMC.shape[2] > 8 or len(self.slots_B) * 3 < used:
-            k, v = k.index_select(0, self.slots_B), v.index_select(0, self.slots_B)
+        if self.reads is None:
+            k = self.k_RKSC[:, :, : self.span].index_select(0, self.slots_B)
+            v = self.v_RKSC[:, :, : self.span].index_select(0, self.slots_B)
             return F.scaled_dot_product_attention(q_BKMC, k, v, attn_mask=bias_B1MS)
-        q = q_BKMC.new_zeros(used, *q_BKMC.shape[1:]).index_copy_(0, self.slots_B, q_BKMC)
-        bias = bias_B1MS.new_zeros(used, *bias_B1MS.shape[1:]).index_copy_(0, self.slots_B, bias_B1MS)
-        y = F.scaled_dot_product_attention(q, k[:used], v[:used], attn_mask=bias)
-        return y.index_select(0, self.slots_B)
+        y_BKMC = torch.empty_like(q_BKMC)
+        for rows, span in self.reads:
+            slots = self.slots_B[rows]
+            q = q_BKMC[rows] * q_BKMC.shape[-1] ** -0.5
+            k = self.k_RKSC[:, :, :span].index_select(0, slots)
+            v = self.v_RKSC[:, :, :span].index_select(0, slots)
+            scores = (k @ q.transpose(-1, -2)).transpose(-1, -2).float() + bias_B1MS[rows, :, :, :span]
+            y_BKMC[rows] = scores.softmax(-1).to(v.dtype) @ v
+        return y_BKMC
 
 
 class ShortConv(nn.Module):

@@ -23,6 +23,10 @@ def weighted_tokens(rollout: Rollout, config: SftDataConfig) -> list[Weighted]:
         for turn, (start, end) in enumerate(segment.turns):
             if turn in mistakes:
                 weight_T[start:end] = config.mistake_weight
+            if end < len(weight_T):
+                # The role token that opens the tool's output: the policy must never learn to write it. Trained
+                # on it even lightly, the model answers its own calls once something unusual happens.
+                weight_T[end] = 0.0
         out.append((segment.ids_T.astype(np.uint16), weight_T))
     return out
 
