@@ -13,7 +13,6 @@ from torch import Tensor
 from cadenza.model.config import ModelConfig
 from cadenza.model.transformer import LayerCache, PolicyModel
 
-
 READ_BLOCK = 128  # positions: spans of decoding reads are multiples, which keeps kernel shapes few
 READ_ROWS = 8  # fewer rows are not worth kernel calls of their own
 
