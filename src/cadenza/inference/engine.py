@@ -21,6 +21,16 @@ from cadenza.inference.sampling import sample, uniforms
 from cadenza.model.transformer import PolicyModel
 
 
+PREFILL_CALL_TOKENS = 1024  # most padded tokens of one call
+
+
+def _width_of(count: int) -> int:
+    """The padded width of ``count`` new tokens: multiples of 16 up to 64, then of 64. Rows of one width share a call,
+    so that a short test result is not padded to the length of a file."""
+    step = 16 if count <= 64 else 64
+    return -(-count // step) * step
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """``auto``: bfloat16 where the CPU multiplies it in hardware, else float32."""
     if name == "auto":
@@ -141,9 +151,8 @@ class Engine:
     def _prefill(self) -> list[Completion]:
         """Feeds waiting tokens, all but each session's last: decode feeds that one and samples from it."""
         done: list[Completion] = []
-        rows: list[tuple[str, _Session]] = []
+        by_width: dict[int, list[tuple[str, _Session]]] = {}
         prompts: set[tuple[int, ...]] = set()
-        width = 0
         for name, s in self.sessions.items():
             if s.request is None or len(s.waiting) <= 1:
                 continue
@@ -153,15 +162,19 @@ class Engine:
             prompt = tuple(s.waiting[:-1]) if s.length == 0 else None
             if prompt is not None and (prompt in prompts or self._copy_prefix(prompt, s)):
                 continue  # copied, or to be copied next step from the row that is fed in this one
-            wide = -(-(len(s.waiting) - 1) // 16) * 16
-            if rows and max(width, wide) * (len(rows) + 1) > self.config.prefill_tokens:
-                continue
-            rows.append((name, s))
-            width = max(width, wide)
+            by_width.setdefault(_width_of(len(s.waiting) - 1), []).append((name, s))
             if prompt is not None:
                 prompts.add(prompt)
-        if rows:
-            self._feed(rows, width)
+        left = self.config.prefill_tokens
+        for width, rows in sorted(by_width.items()):
+            rows.sort(key=lambda row: row[1].length)  # a call reads as far back as its longest row
+            most = max(1, PREFILL_CALL_TOKENS // width)
+            for start in range(0, len(rows), most):
+                part = rows[start : start + most]
+                if left < self.config.prefill_tokens and left < width * len(part):
+                    break
+                left -= width * len(part)
+                self._feed(part, width)
         return done
 
     def _feed(self, rows: list[tuple[str, _Session]], width: int) -> None:
