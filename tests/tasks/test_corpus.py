@@ -9,9 +9,8 @@ from itertools import islice
 import pytest
 
 from cadenza.tasks.bugs import UNSEEN_FAMILIES
-from cadenza.tasks.corpus import clean_modules, commit_documents, repair_of
+from cadenza.tasks.corpus import clean_modules, commit_documents, reading_documents, repair_of
 from cadenza.tasks.draft import spec_digest
-from cadenza.tasks.modules import numbered
 from cadenza.tasks.partition import PARTITION, owner_of
 
 
@@ -57,11 +56,24 @@ def test_a_commit_document_whose_repair_does_not_repair():
         listing, rest = listing_and_rest.split("\n\n", 1)
         assert "\n" in rest and "\n\n" not in rest
         line, new = rest.split("\n", 1)[1].rstrip("\n").split("|", 1)
+        first = int(listing.split("|", 1)[0])  # an excerpt keeps its lines' numbers in the module
         buggy = plain(listing).rstrip("\n").split("\n")
-        good = "\n".join([*buggy[: int(line) - 1], new, *buggy[int(line) :]])
+        at = int(line) - first
+        good = "\n".join([*buggy[:at], new, *buggy[at + 1 :]])
         assert good != "\n".join(buggy)
-        assert numbered("\n".join(buggy)) == listing
+        assert "\n".join(f"{first + i}|{text}" for i, text in enumerate(buggy)) == listing
         assert [owner_of(spec_digest(f)) for f in functions(good + "\n")]
+
+
+def test_a_reading_exercise_whose_answers_are_not_in_its_text():
+    for text in islice(reading_documents(2), 200):
+        shown, answers = text.split("\n\n", 1)
+        *copied, repair = answers.rstrip("\n").rsplit("\n", 1) if "|" in answers else (answers, "")
+        lines = copied[0].split("\n")
+        wrong = next(line for line in reversed(lines) if re.match(r"\d+\|", line))
+        assert wrong in shown.split("\n")
+        assert lines[0] in shown
+        assert repair != wrong
 
 
 def test_unseen_families_in_the_corpus():

@@ -20,7 +20,6 @@ from cadenza.inference.requests import Completion, EngineConfig, Request
 from cadenza.inference.sampling import sample, uniforms
 from cadenza.model.transformer import PolicyModel
 
-
 PREFILL_CALL_TOKENS = 1024  # most padded tokens of one call
 
 
