@@ -98,7 +98,7 @@ class PretrainBase(Stage[PretrainBaseConfig]):
         optimizer = config.optimizer
         run = LMRun(context, model, optimizer, batches, config.steps, threads=config.threads)
         seconds = run.run(
-            config.evaluate_every, lambda _: {"held_out_nll": mean_nll(model, held, use_bf16())}
+            config.evaluate_every, lambda _: {"heldout_loss": mean_nll(model, held, use_bf16())}
         )
         save_with_tokenizer(model, tokenizer, context.out, torch.bfloat16)
         run.finish()

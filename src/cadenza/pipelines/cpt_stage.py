@@ -72,7 +72,7 @@ class Cpt(Stage[CptConfig]):
         optimizer = config.optimizer
         run = LMRun(context, model, optimizer, batches, config.steps, threads=config.threads)
         before = perplexity() if run.state.step == 0 else float("nan")
-        seconds = run.run(config.evaluate_every, lambda _: {"held_out_perplexity": perplexity()})
+        seconds = run.run(config.evaluate_every, lambda _: {"heldout_perplexity": perplexity()})
         save_with_tokenizer(model, tokenizer, context.out)
         run.finish()
         figures: Figures = {"perplexity_after": perplexity(), "tokens": run.tokens, "seconds": seconds}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -90,7 +91,10 @@ class LMRun:
             def on_step(step: int, values: dict[str, float]) -> None:
                 self.tokens += values["tokens"]
                 if step % 5 == 0 or step == self.steps:
-                    metrics.write(self.elapsed_before + time.monotonic() - started, step, **values)
+                    loss = values["nll"]
+                    curves = {"train_loss": loss, "train_perplexity": math.exp(min(loss, 20.0))}
+                    rest = {k: v for k, v in values.items() if k != "nll"}
+                    metrics.write(self.elapsed_before + time.monotonic() - started, step, **curves, **rest)
                 bar.set(step, nll=round(values["nll"], 3))
 
             for step in train(

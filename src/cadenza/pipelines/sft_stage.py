@@ -72,7 +72,7 @@ class Sft(Stage[SftConfig]):
         run = LMRun(context, model, optimizer, batches, steps, threads=config.threads)
         # What an interrupted run saw: its evaluations, up to the step it goes on from, and its best weights.
         curve = read_metrics(context.out / "metrics" / f"{context.name}.jsonl")
-        seen = [y for x, y in zip(*curve.series("validation_nll"), strict=True) if x <= run.state.step]
+        seen = [y for x, y in zip(*curve.series("heldout_loss"), strict=True) if x <= run.state.step]
         plateau = Plateau.replay(config.patience, config.tolerance, seen if context.resumed else [])
         best = context.out / "best.pt"
 
@@ -80,7 +80,7 @@ class Sft(Stage[SftConfig]):
             loss = mean_nll(model, held, use_bf16())
             if plateau.observe(loss) and config.keep_best:
                 write_whole(best, model.state_dict())
-            return {"validation_nll": loss}
+            return {"heldout_loss": loss}
 
         every = max(1, per_epoch // config.evaluations_per_epoch)
         seconds = run.run(every, evaluate, lambda: bool(config.patience) and plateau.flat, config.budget_s)
