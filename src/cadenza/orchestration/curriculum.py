@@ -24,9 +24,11 @@ class CurriculumConfig(StrictConfig):
 
 
 def stratum_of(task: Task) -> str:
-    """Bug families and number of edits; ambiguity is left to chance."""
-    families = task.metadata.get("families") or [task.metadata.get("family", "?")]
-    return "+".join(sorted(str(f) for f in families))
+    """The bug family of a task with one edit; tasks with more edits by their number, since pairs of families are so
+    many that each would be tried as if nothing were known of it. Ambiguity is left to chance."""
+    families = sorted(str(f) for f in task.metadata.get("families") or [task.metadata.get("family", "?")])
+    edits = int(task.metadata.get("edits", len(families)))
+    return families[0] if edits == 1 else f"{edits} edits"
 
 
 class Curriculum:
