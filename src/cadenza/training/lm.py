@@ -126,7 +126,9 @@ def train(
         grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm))
         if not math.isfinite(grad_norm):
             raise FloatingPointError(f"gradient norm is {grad_norm} at step {state.step}")
-        optimizers.step(config.scale(state.step, steps))
+        # A run that its deadline will cut decays by the clock, or it would stop at a high rate.
+        by_clock = steps * (t0 - started) / deadline_s
+        optimizers.step(config.scale(max(state.step, int(by_clock)), steps))
         state.step += 1
         on_step(
             state.step,
