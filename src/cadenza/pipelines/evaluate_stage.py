@@ -82,7 +82,7 @@ class Evaluate(Stage[EvaluateConfig]):
                     if path.is_file():
                         result = EvalResult.load(path)
                     else:
-                        result = await runner.evaluate(tasks, label, samples, at)
+                        result = await runner.evaluate(tasks, label, samples, at, suite.split)
                         result.save(path)
                     solved = [r.solved for r in result.records if r.solved is not None]
                     figures[f"{name}_{label}_pass1"] = sum(solved) / max(1, len(solved))
@@ -132,7 +132,8 @@ class _Runner:
 
         async def run(chosen: Sequence[Task], temperature: float) -> EvalResult:
             label = f"val t={temperature}"
-            return await self.evaluate(chosen, label, self.config.validation_samples, temperature)
+            samples, split = self.config.validation_samples, self.config.validation_split
+            return await self.evaluate(chosen, label, samples, temperature, split)
 
         choice = await choose_temperature(run, tasks, self.config.temperatures)
         self.context.telemetry.log("temperature", policy=self.name, table=choice.pass_at_1)
@@ -140,8 +141,9 @@ class _Runner:
         return choice.temperature
 
     async def evaluate(
-        self, tasks: Sequence[Task], label: str, samples: int, temperature: float
+        self, tasks: Sequence[Task], label: str, samples: int, temperature: float, suite: str
     ) -> EvalResult:
+        """``label`` is for the progress bar; sampled and greedy results of one ``suite`` belong together."""
         pool = await self._start()
         with self.context.progress.bar(f"{self.name} on {label}", len(tasks) * samples) as bar:
 
@@ -156,7 +158,7 @@ class _Runner:
                     append_lines(self.context.out / "trajectories.jsonl", [readable])
 
             return await evaluate(
-                trial, tasks, policy=Policy(self.name, 0, None, ""), suite=label,
+                trial, tasks, policy=Policy(self.name, 0, None, ""), suite=suite,
                 harness_digest=harness_digest(self.agent), samples=samples, temperature=temperature,
                 seed=self.context.seed, limits=self.config.limits, on_rollout=on_rollout,
             )  # fmt: skip
