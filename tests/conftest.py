@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from cadenza.tokens import CompactRenderer, Tokenizer
+
 # A shared machine is slow at times: an example has no deadline of its own, and the number of examples is bounded.
 settings.register_profile("cadenza", deadline=None, max_examples=50)
 settings.load_profile("cadenza")
@@ -26,6 +28,38 @@ settings.load_profile("cadenza")
 CI = os.environ.get("CI", "").lower() == "true"
 SKIP_ALLOWED = {"gpu"}  # no machine of ours is promised to have one
 ROOT = Path(__file__).parent.parent
+
+
+CORPUS = [
+    """def total(values, start=0):
+    result = start
+    for value in values:
+        result += value
+    return result
+""",
+    """class Stack:
+    def push(self, item):
+        self.items.append(item)
+
+    def pop(self):
+        return self.items.pop()
+""",
+    """1|def push(self, item):
+2|    self.items.append(item)
+error: usage: no such file
+""",
+] * 50
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """A small tokenizer, enough to render what the tests say."""
+    return Tokenizer.train(CORPUS, 512)
+
+
+@pytest.fixture(scope="session")
+def renderer(tokenizer: Tokenizer) -> CompactRenderer:
+    return CompactRenderer(tokenizer)
 
 
 @cache

@@ -7,30 +7,7 @@ import pytest
 
 from cadenza.sandbox.errors import PathRefused
 from cadenza.sandbox.spec import ExecResult, PytestResult
-from cadenza.tokens import Action, CompactRenderer, Sampled, Sampling, Tokenizer
-
-CORPUS = [
-    """def total(values, start=0):
-    result = start
-    for value in values:
-        result += value
-    return result
-""",
-    """1|def push(self, item):
-2|    self.items.append(item)
-error: usage: no such file
-""",
-] * 50
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.train(CORPUS, 512)
-
-
-@pytest.fixture(scope="session")
-def renderer(tokenizer: Tokenizer) -> CompactRenderer:
-    return CompactRenderer(tokenizer)
+from cadenza.tokens import Action, CompactRenderer, Sampled, Sampling
 
 
 class DictSandbox:

@@ -242,4 +242,4 @@ def test_the_turn_budget_of_the_sampling_is_kept(renderer, replay, make_sandbox)
     session = replay(Call("list_dir"), Call("finish"))
     result = start(renderer, session, make_sandbox(FILES), sampling=Sampling(temperature=0.7, max_tokens=20))
     assert session.budgets == [20, 20]
-    assert result.segments[0].sampling == {"temperature": 0.7, "top_p": 1.0, "max_tokens": 20.0}
+    assert result.segments[0].sampling == {"temperature": 0.7, "max_tokens": 20.0}

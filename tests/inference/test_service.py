@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from model_made import policy, request
 
 from cadenza.core.errors import ServiceDied
@@ -153,3 +154,19 @@ def test_a_request_after_the_engine_was_lost_waits_until_the_trial_times_out(ren
         await client.aclose()
 
     asyncio.run(asyncio.wait_for(go(), DEADLINE_S))
+
+
+def test_cores_given_to_the_service_but_not_to_the_thread_that_multiplies(service):
+    seen: list[int] = []
+    step = service._engine.step
+
+    def spy():
+        seen.append(torch.get_num_threads())
+        return step()
+
+    service._engine.step = spy
+    for threads in (2, 1):
+        service.set_threads(threads)
+        service.exchange("a", [request(f"s{threads}", [20, 21])], [], 0.0)
+        collect(service, "a", 1)
+        assert seen[-1] == threads

@@ -9,25 +9,6 @@ from cadenza.core.types import Task
 from cadenza.sandbox import LocalBackend
 from cadenza.tasks.directory import write_task
 from cadenza.tasks.generate import GeneratorConfig, draw_tasks
-from cadenza.tokens import CompactRenderer, Tokenizer
-
-CORPUS = [
-    """def total(values, start=0):
-    result = start
-    for value in values:
-        result += value
-    return result
-""",
-    """1|def push(self, item):
-2|    self.items.append(item)
-error: usage: no such file
-""",
-] * 50
-
-
-@pytest.fixture(scope="session")
-def renderer() -> CompactRenderer:
-    return CompactRenderer(Tokenizer.train(CORPUS, 512))
 
 
 @pytest.fixture(scope="session")

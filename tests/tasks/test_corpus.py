@@ -80,6 +80,8 @@ def test_unseen_families_in_the_corpus():
     for family in UNSEEN_FAMILIES:
         with pytest.raises(ValueError, match=family):
             next(commit_documents(0, families=(family,)))
+        with pytest.raises(ValueError, match=family):
+            next(reading_documents(0, families=(family,)))
     with pytest.raises(ValueError, match="nonsense"):
         next(commit_documents(0, families=("nonsense",)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,20 @@ def test_published_weights_change_with_the_next_step(directory):
         t.step(groups(t, 1))
         assert all(torch.equal(v, copies[k]) for k, v in state.items())
         assert weights_digest(state) == digest != t.weights(dtype)[1]
+
+
+def test_cores_given_to_the_trainer_in_one_thread_while_it_steps_in_another(directory):
+    t = trainer(directory)
+    seen: list[int] = []
+
+    def step_elsewhere() -> None:
+        torch.get_num_threads()  # the thread takes its number on first use
+        t.step(groups(t, 0, t.version))
+        seen.append(torch.get_num_threads())
+
+    t.set_threads(2)
+    thread = threading.Thread(target=step_elsewhere)
+    thread.start()
+    thread.join(60)
+    torch.set_num_threads(1)
+    assert seen == [2]

@@ -105,7 +105,7 @@ async def evaluate_policy(
 ) -> EvalResult:  # fmt: skip
     """`evaluate` with real trials: `agent` in sandboxes of `backend`, each rollout on a session of its own.
 
-    `sampling` gives what temperature leaves open (top_p, tokens a turn). The agent's own limits bound a trial,
+    `sampling` gives what temperature leaves open (tokens a turn). The agent's own limits bound a trial,
     `limits.grade_deadline_s` its grading.
     """
     sampling = replace(sampling or Sampling(), temperature=temperature)

@@ -31,12 +31,10 @@ class EngineService:
         self, model_directory: str, config: EngineConfig, version: int = 0, digest: str = ""
     ) -> None:
         # Imported here: a process that only holds a handle on this service has no need of torch.
-        import torch
-
         from cadenza.inference.engine import Engine
         from cadenza.model.hf import load_model
 
-        torch.set_num_threads(config.threads)
+        self._threads = config.threads
         self._engine = Engine(load_model(Path(model_directory)), version, digest, config)
         self._lock = threading.Condition()
         self._owner: dict[str, str] = {}  # session -> client
@@ -73,9 +71,7 @@ class EngineService:
 
     def set_threads(self, threads: int) -> None:
         """Cores for the engine's products from now on (a synchronous run gives them all to one side at a time)."""
-        import torch
-
-        torch.set_num_threads(threads)
+        self._threads = threads
 
     def stats(self) -> dict[str, float]:
         """Counters since the start, with ``wall_s`` and ``version``. Raises ServiceDied."""
@@ -97,6 +93,9 @@ class EngineService:
             raise ServiceDied("the inference engine was stopped", "run the same command again to go on")
 
     def _run(self) -> None:
+        import torch
+
+        threads = 0
         try:
             while True:
                 with self._lock:
@@ -113,6 +112,10 @@ class EngineService:
                     if self._stopping:
                         return
                     self._take()
+                if self._threads != threads:
+                    # OpenMP keeps the number per thread: set from a caller's thread it would change nothing here.
+                    threads = self._threads
+                    torch.set_num_threads(threads)
                 done = self._engine.step()
                 if done:
                     with self._lock:

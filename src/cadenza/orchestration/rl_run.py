@@ -14,6 +14,7 @@ One loop in one thread decides everything and is the only writer of the run's li
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
 from collections import Counter
@@ -440,8 +441,6 @@ class RLRun:
 
 
 def _digest(text: str) -> bytes:
-    import hashlib
-
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pydantic import model_validator
+
 from cadenza.core.config import StrictConfig
 from cadenza.inference.requests import EngineConfig
 from cadenza.orchestration.environment import EnvironmentConfig, EnvironmentService
@@ -19,6 +21,18 @@ class ServicesConfig(StrictConfig):
     ray_address: str = ""
     engine: EngineConfig = EngineConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
+
+    @model_validator(mode="after")
+    def _engine_holds_the_agents(self) -> ServicesConfig:
+        wanted, room = self.environment.sandboxes, self.engine.slots
+        if wanted > room:
+            raise ValueError(f"environment.sandboxes is {wanted}, more than engine.slots, {room}")
+        wanted, room = self.environment.agent.max_context_tokens, self.engine.max_context
+        if wanted > room:
+            raise ValueError(
+                f"environment.agent.max_context_tokens is {wanted}, more than engine.max_context, {room}"
+            )
+        return self
 
 
 @contextmanager

@@ -67,21 +67,15 @@ def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> It
     Raises:
         ValueError: a family is unseen by design, or does not exist.
     """
-    if wrong := [f for f in families if f in UNSEEN_FAMILIES or f not in SEEN_FAMILIES]:
-        raise ValueError(f"not a family of the corpus: {', '.join(wrong)}")
+    _refuse_unseen(families)
     rng = random.Random(f"{seed}/commits")
     while True:
         module = draw_module(rng, _OWNS)
-        index = rng.randrange(len(module.drafts))
-        draft = module.drafts[index]
-        mutation = (
-            _noise(draft.lines, rng)
-            if rng.random() < _NOISE_SHARE
-            else draw_mutation(draft.lines, families, rng)
-        )
-        if mutation is None:
+        corrupted = _corrupted(module, families, rng)
+        if corrupted is None:
             continue
-        buggy = module.with_lines(index, mutation.apply(draft.lines))
+        index, buggy = corrupted
+        draft = module.drafts[index]
         line, text = repair_of(module.source, buggy)
         shown = numbered(buggy)
         if rng.random() < _EXCERPT_SHARE:
@@ -91,6 +85,20 @@ def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> It
         yield f"{module.path}\n{shown}\n\n{_message(draft, module, rng)}\n{line}|{text}\n"
 
 
+def _refuse_unseen(families: tuple[str, ...]) -> None:
+    if wrong := [f for f in families if f in UNSEEN_FAMILIES or f not in SEEN_FAMILIES]:
+        raise ValueError(f"not a family of the corpus: {', '.join(wrong)}")
+
+
+def _corrupted(module: Module, families: tuple[str, ...], rng: random.Random) -> tuple[int, str] | None:
+    """(the draft that was corrupted, the module's source with it), None when no corruption fits the draft drawn."""
+    index = rng.randrange(len(module.drafts))
+    lines = module.drafts[index].lines
+    noisy = rng.random() < _NOISE_SHARE
+    mutation = _noise(lines, rng) if noisy else draw_mutation(lines, families, rng)
+    return None if mutation is None else (index, module.with_lines(index, mutation.apply(lines)))
+
+
 def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> Iterator[str]:
     """Endless reading exercises over one to four numbered modules of which one has a single corruption.
 
@@ -98,21 +106,17 @@ def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> I
     from above: the name, the line that defines it with its path, the line that is wrong, the line repaired.
     No tool syntax; unseen families are left out as in :func:`commit_documents`.
     """
+    _refuse_unseen(families)
     rng = random.Random(f"{seed}/reading")
     while True:
         modules = _distinct_modules(rng, rng.choice((1, 1, 2, 2, 3, 4)))
         at = rng.randrange(len(modules))
         module = modules[at]
-        index = rng.randrange(len(module.drafts))
-        draft = module.drafts[index]
-        mutation = (
-            _noise(draft.lines, rng)
-            if rng.random() < _NOISE_SHARE
-            else draw_mutation(draft.lines, families, rng)
-        )
-        if mutation is None:
+        corrupted = _corrupted(module, families, rng)
+        if corrupted is None:
             continue
-        buggy = module.with_lines(index, mutation.apply(draft.lines))
+        index, buggy = corrupted
+        draft = module.drafts[index]
         line, text = repair_of(module.source, buggy)
         listings = []
         for k, m in enumerate(modules):

@@ -14,11 +14,10 @@ class Sampling:
     """How to sample one turn. Temperature 0 is greedy. ``max_tokens`` bounds the turn."""
 
     temperature: float = 1.0
-    top_p: float = 1.0
     max_tokens: int = 96
 
     def plain(self) -> dict[str, float]:
-        return {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": float(self.max_tokens)}
+        return {"temperature": self.temperature, "max_tokens": float(self.max_tokens)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class TrainerService:
     """
 
     def __init__(self, model_directory: str, config: RLStepConfig, threads: int, bf16: bool) -> None:
-        torch.set_num_threads(threads)
+        self.threads = threads
         self.config, self.bf16 = config, bf16
         self.model = load_model(Path(model_directory))
         self.reference = copy.deepcopy(self.model).requires_grad_(False) if config.kl_beta else None
@@ -49,7 +49,8 @@ class TrainerService:
         self.version = 0
 
     def set_threads(self, threads: int) -> None:
-        torch.set_num_threads(threads)
+        """Cores for the steps from now on."""
+        self.threads = threads
 
     def step(self, groups: list[list[Rollout]]) -> dict[str, float]:
         """Trains on whole groups; afterwards ``version`` is one higher. Raises ValueError on a sample from a
@@ -61,6 +62,9 @@ class TrainerService:
                         raise ValueError(
                             f"a sample claims policy version {int(s.version_S.max())}, not made yet"
                         )
+        torch.set_num_threads(
+            self.threads
+        )  # here: OpenMP keeps the number per thread, and calls change threads
         batch = make_batch(
             groups,
             self.config.mask_overlong,
