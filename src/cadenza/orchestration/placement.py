@@ -128,9 +128,13 @@ class _Host:
 class _Actor(Remote):
     def __init__(self, name: str, handle: Any) -> None:
         self.name, self.handle = name, handle
+        self.ended = False
 
     def call(self, method: str, *args: Any) -> Future[Any]:
         out: Future[Any] = Future()
+        if self.ended:  # Ray kills in the background: a call right after could still be answered
+            out.set_exception(ServiceDied(f"service {self.name} has ended", "run the same command again"))
+            return out
 
         def settle(inner: Future[Any]) -> None:
             if out.cancelled():
@@ -208,6 +212,7 @@ class RayPlacement(Placement):
             self._actors.remove(remote)  # type: ignore[arg-type]
             with contextlib.suppress(Exception):
                 self._ray.get(remote.handle.call.remote("stop"), timeout=5)  # type: ignore[attr-defined]
+            remote.ended = True  # type: ignore[attr-defined]
             self._ray.kill(remote.handle)  # type: ignore[attr-defined]
 
     def close(self) -> None:
