@@ -210,12 +210,23 @@ def test_layer_with_separators_in_its_name_is_mounted(backend, run, tmp_path):
 
 @needs_namespaces
 @pytest.mark.needs_root
-def test_refused_namespaces_name_the_setting_and_the_mend(tmp_path):
-    """In a user namespace of its own, whose limit is set to zero: the kernel really refuses."""
+@pytest.mark.parametrize("first", ["whichever", "end of the connection"])
+def test_refused_namespaces_name_the_setting_and_the_mend(tmp_path, first):
+    """In a user namespace of its own, whose limit is set to zero: the kernel really refuses.
+
+    The refusal and the end of the connection to the agent arrive over two sockets, in either order.
+    """
+    late = (
+        "refused = LocalBackend._on_control\n"
+        "def after_the_end(self):\n"
+        "  if all(s._end == 'the agent ended' for s in self._sandboxes.values()): refused(self)\n"
+        "LocalBackend._on_control = after_the_end\n"
+    )
     code = (
         "import asyncio\n"
         "from cadenza.sandbox import LocalBackend, SandboxSpec\n"
         "from cadenza.core.errors import SandboxUnavailable\n"
+        f"{late if first != 'whichever' else ''}"
         "found = LocalBackend.probe()\n"
         "assert not found.available\n"
         "print(found.reason); print(found.mend)\n"

@@ -73,6 +73,7 @@ class Sandbox:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection: _Connection | None = None
         self._gone: Exception | None = None
+        self._end = "the sandbox ended"  # in the words of whoever noticed first
         self._destroying: asyncio.Task[None] | None = None
         self._burial: asyncio.Future[None] | None = None
 
@@ -85,7 +86,7 @@ class Sandbox:
         """Sends the specification to the agent at the other end and waits until it is ready. For the backend."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: _Connection(self._deliver, lambda why: self.lose(SandboxGone(why))), sock=end
+            lambda: _Connection(self._deliver, self._ended), sock=end
         )
         self._connection = connection
         assert connection.transport is not None
@@ -211,7 +212,7 @@ class Sandbox:
 
     def bury(self) -> None:
         """Frees what a dead sandbox held, however it died. For the backend."""
-        self.lose(SandboxGone("the sandbox ended"))
+        self.lose(SandboxGone(self._end))
         self._hold.release()
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
@@ -228,6 +229,13 @@ class Sandbox:
                 waiting.set_exception(self._gone)
                 waiting.exception()  # nobody may be waiting any more: that is not an error
         self._pending.clear()
+
+    def _ended(self, why: str) -> None:
+        self._end = why
+        # Before the agent is ready, the zygote knows better why it ended (the kernel refused to make it), and says
+        # so over its own socket, perhaps a moment later. Its word comes in any case, and then ``bury``.
+        if self._ready.done():
+            self.lose(SandboxGone(why))
 
     def _deliver(self, message: dict[str, Any], payload: bytes) -> None:
         if "id" in message:
