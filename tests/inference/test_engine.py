@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from model_made import VOCAB, engine, policy, request, run, whole_logprobs
 
 from cadenza.inference.engine import Engine
+from cadenza.inference.forward import Rows
 
 pytestmark = pytest.mark.needs_train
 TOLERANCE = 2e-4
@@ -45,7 +46,7 @@ class Talk:
 @given(data=st.data())
 def test_log_probs_of_ragged_sessions_differ_from_the_whole_sequence(data):
     """Sessions come and go, share prompts, take several turns; more of them than slots."""
-    e = engine(slots=3, prefill_tokens=data.draw(st.sampled_from([16, 64, 2048])))
+    e = engine(slots=3, step_tokens=data.draw(st.sampled_from([1, 16, 512])))
     prompts = [[1, 2, 3, 4, 5, 6], [7] * 33, [9]]
     talks: dict[str, Talk] = {}
     asleep: set[str] = set()
@@ -185,7 +186,7 @@ def test_a_swap_in_mid_request_waits_for_its_end_or_drops_cached_keys():
     old, new = policy(0), policy(1)
     e = engine(model=copy.deepcopy(old), slots=1)
     e.submit(request("a", [1, 2, 3, 4], max_tokens=8))
-    for _ in range(3):
+    for _ in range(4):
         assert not e.step()
     e.load(new.state_dict(), 1, "d1")
     done = run(e)["a"]
@@ -194,13 +195,13 @@ def test_a_swap_in_mid_request_waits_for_its_end_or_drops_cached_keys():
     check(old, history[:7], [(4 + i, done.logprobs[i]) for i in range(3)])
     # The same by hand: a cache fed by the old weights up to where the swap came, by the new ones from there.
     other = Engine(copy.deepcopy(old), 0, "", e.config)
-    other.cache.feed(other.model, [0], [0], [history[:6]], 6)
+    other.forward(history[:6], Rows.of([0], [6], [0]), [])
     other.load(new.state_dict(), 1, "")
     other.step()
     for position in range(6, len(history) - 1):
         with torch.inference_mode():
-            x = other.cache.feed(other.model, [0], [position], [[history[position]]], 1)
-            logp = other.model.logits(x)[0].log_softmax(-1)
+            logits = other.forward([history[position]], Rows.of([0], [1], [position]), [0])
+            logp = logits[0].log_softmax(-1)
         assert done.logprobs[position + 1 - 4] == pytest.approx(
             float(logp[history[position + 1]]), abs=TOLERANCE
         )
@@ -226,6 +227,16 @@ def test_a_second_request_of_a_session_replaces_the_first():
         e.submit(request("a", [3]))
     with pytest.raises(ValueError, match="at least one token"):
         e.submit(request("b", []))
+    for token in (-1, VOCAB):
+        with pytest.raises(ValueError, match="not in 0"):
+            e.submit(request("b", [1, token]))
+
+
+def test_compiled_kernels_write_outside_their_arrays():
+    e = engine(max_context=20, step_tokens=8)
+    for ids, length in ([1] * 9, 0), ([1] * 8, 13):
+        with pytest.raises(ValueError, match="do not fit"):
+            e.forward(ids, Rows.of([0], [len(ids)], [length]), [0])
 
 
 def test_a_session_without_a_slot_blocks_those_that_have_one():

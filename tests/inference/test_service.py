@@ -79,8 +79,9 @@ def test_a_failed_engine_leaves_a_client_waiting(service):
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    with pytest.raises(ServiceDied, match="index out of range"):
-        service.exchange("bad", [request("bad/0", [10**6, 1, 2])], [], DEADLINE_S)
+    service.load({"embed_tokens.weight": torch.zeros(2, 2)}, 1, "")
+    with pytest.raises(ServiceDied, match="another model"):
+        service.exchange("late", [], [], DEADLINE_S)
     waiting.join(DEADLINE_S)
     assert len(told) == 1 and not waiting.is_alive()
     for call in (
@@ -90,6 +91,13 @@ def test_a_failed_engine_leaves_a_client_waiting(service):
     ):
         with pytest.raises(ServiceDied):
             call()
+
+
+def test_a_token_outside_the_vocabulary_ends_the_engine_for_everybody(service):
+    with pytest.raises(ValueError, match="not in 0"):
+        service.exchange("bad", [request("bad/0", [1, 10**6])], [], DEADLINE_S)
+    done = service.exchange("good", [request("good/0", [1, 2, 3])], [], DEADLINE_S)
+    assert [c.session for c in done] == ["good/0"]
 
 
 def test_a_stopped_engine_answers_with_nothing_for_ever(service):

@@ -1,8 +1,9 @@
 """The embedded engine: continuous batching over a slotted key-value cache, weights swapped between two steps.
 
-One ``step`` reads top to bottom: swap weights if new ones wait; feed the tokens of new requests (prefill); sample
-one token for every running request (decode). A session keeps its slot, and so its cached keys and values, between
-the turns of one rollout; members of a group that start with the same tokens copy the first member's cache.
+One ``step`` reads top to bottom: swap weights if new ones wait; give queued requests a slot; choose the tokens to
+feed, one of every decoding row and as many of waiting prompts and tool results as the budget allows; one forward
+pass over all of them; sample. A session keeps its slot, and so its cached keys and values, between the turns of one
+rollout; members of a group that start with the same tokens copy the first member's cache.
 """
 
 from __future__ import annotations
@@ -15,19 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.inference.cache import KVCache, Tails
+from cadenza.inference.cache import Tails
+from cadenza.inference.forward import Forward, Rows
 from cadenza.inference.requests import Completion, EngineConfig, Request
 from cadenza.inference.sampling import sample, uniforms
 from cadenza.model.transformer import PolicyModel
-
-PREFILL_CALL_TOKENS = 1024  # most padded tokens of one call
-
-
-def _width_of(count: int) -> int:
-    """The padded width of ``count`` new tokens: multiples of 16 up to 64, then of 64. Rows of one width share a call,
-    so that a short test result is not padded to the length of a file."""
-    step = 16 if count <= 64 else 64
-    return -(-count // step) * step
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -42,6 +35,7 @@ class _Session:
     slot: int
     length: int = 0  # tokens whose keys and values are cached
     waiting: list[int] = field(default_factory=list)  # canonical tokens not fed yet
+    prompt: tuple[int, ...] | None = None  # what others may copy, until it is fed
     request: Request | None = None
     uniform: np.ndarray | None = None
     ids: list[int] = field(default_factory=list)
@@ -70,8 +64,9 @@ class Engine:
         for p in model.parameters():  # buffers (rotary tables) stay fp32
             p.data, p.requires_grad = p.data.to(dtype), False
         self.span = min(config.max_context, model.config.max_positions)
-        self.cache = KVCache(model.config, config.slots, self.span, dtype)
-        self.free = list(range(config.slots))[::-1]  # lowest first: attention reads up to the highest in use
+        self.forward = Forward(model, config.slots, self.span, max(config.step_tokens, config.slots), dtype)
+        self.cache = self.forward.cache
+        self.free = list(range(config.slots))[::-1]
         self.sessions: dict[str, _Session] = {}
         self.queue: deque[Request] = deque()
         self.prefixes: dict[tuple[int, ...], _Prefix] = {}
@@ -79,7 +74,9 @@ class Engine:
         self.counters = {"prefill": 0, "reused": 0, "sampled": 0, "steps": 0, "swaps": 0, "busy_s": 0.0}
 
     def submit(self, request: Request) -> None:
-        """Queues a turn. Raises ValueError when the session is still sampling or the request is empty."""
+        """Queues a turn. Raises ValueError as ``check`` does, and when the session is still sampling or has nothing
+        to be fed."""
+        self.check(request)
         session = self.sessions.get(request.session)
         queued = any(r.session == request.session for r in self.queue)
         if queued or (session is not None and session.request is not None):
@@ -87,6 +84,12 @@ class Engine:
         if not request.new_ids and (session is None or not session.waiting):
             raise ValueError("a new session needs at least one token")
         self.queue.append(request)
+
+    def check(self, request: Request) -> None:
+        """Raises ValueError for a token that is not in the vocabulary. May be called from any thread."""
+        last = self.model.config.vocab_size - 1
+        if any(not 0 <= token <= last for token in request.new_ids):
+            raise ValueError(f"session {request.session}: a token is not in 0..{last}")
 
     def close(self, name: str) -> None:
         """Frees a session's slot and drops its queued request; unknown names are ignored (idempotent)."""
@@ -112,8 +115,10 @@ class Engine:
         if self.pending is not None:
             self._swap()
         self._admit()
-        done = self._prefill()
-        done += self._decode()
+        done = self._end_full()
+        chosen = self._choose()
+        if chosen:
+            done += self._feed(chosen)
         self.counters["steps"] += 1
         self.counters["busy_s"] += time.perf_counter() - t0
         return done
@@ -127,6 +132,10 @@ class Engine:
             raise ValueError("the new weights are of another model")
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        self.forward.refresh()
+        for s in self.sessions.values():
+            if s.length:
+                s.prompt = None  # partly fed under the old weights: nobody may copy it
         self.counters["swaps"] += 1
 
     def _admit(self) -> None:
@@ -147,44 +156,61 @@ class Engine:
             session.ids, session.logprobs, session.versions = [], [], []
         self.queue = kept
 
-    def _prefill(self) -> list[Completion]:
-        """Feeds waiting tokens, all but each session's last: decode feeds that one and samples from it."""
-        done: list[Completion] = []
-        by_width: dict[int, list[tuple[str, _Session]]] = {}
-        prompts: set[tuple[int, ...]] = set()
-        for name, s in self.sessions.items():
-            if s.request is None or len(s.waiting) <= 1:
-                continue
-            if s.length + len(s.waiting) > self.span:
-                done.append(self._finish(s, "context"))
-                continue
-            prompt = tuple(s.waiting[:-1]) if s.length == 0 else None
-            if prompt is not None and (prompt in prompts or self._copy_prefix(prompt, s)):
-                continue  # copied, or to be copied next step from the row that is fed in this one
-            by_width.setdefault(_width_of(len(s.waiting) - 1), []).append((name, s))
-            if prompt is not None:
-                prompts.add(prompt)
-        left = self.config.prefill_tokens
-        for width, rows in sorted(by_width.items()):
-            rows.sort(key=lambda row: row[1].length)  # a call reads as far back as its longest row
-            most = max(1, PREFILL_CALL_TOKENS // width)
-            for start in range(0, len(rows), most):
-                part = rows[start : start + most]
-                if left < self.config.prefill_tokens and left < width * len(part):
-                    break
-                left -= width * len(part)
-                self._feed(part, width)
-        return done
+    def _end_full(self) -> list[Completion]:
+        """Ends requests whose session has no room for what waits."""
+        running = [s for s in self.sessions.values() if s.request is not None]
+        return [self._finish(s, "context") for s in running if s.length + len(s.waiting) > self.span]
 
-    def _feed(self, rows: list[tuple[str, _Session]], width: int) -> None:
-        new_ids = [s.waiting[:-1] for _, s in rows]
-        self.cache.feed(self.model, [s.slot for _, s in rows], [s.length for _, s in rows], new_ids, width)
-        for (name, s), ids in zip(rows, new_ids, strict=True):
+    def _choose(self) -> list[tuple[_Session, int]]:
+        """Sessions to feed in this step, with the number of tokens: decoding rows first, so that no prompt, however
+        long, makes them wait; prompts are cut where the budget ends."""
+        running = [s for s in self.sessions.values() if s.request is not None]
+        chosen = [(s, 1) for s in running if len(s.waiting) == 1]
+        left = self.config.step_tokens - len(chosen)
+        prompts: set[tuple[int, ...]] = set()
+        for s in running:
+            if len(s.waiting) == 1:
+                continue
+            count = len(s.waiting)
             if s.length == 0:
-                self.prefixes[tuple(ids)] = _Prefix(name, s.slot, self.version, self.cache.tails(s.slot))
-            s.length += len(ids)
-            s.waiting = s.waiting[-1:]
-            self.counters["prefill"] += len(ids)
+                # All but the last token, which every member of a group feeds itself and samples from.
+                s.prompt = tuple(s.waiting[:-1])
+                if s.prompt in prompts or self._copy_prefix(s.prompt, s):
+                    continue  # copied, or to be copied next step from the row that is fed in this one
+            if s.prompt is not None:
+                prompts.add(s.prompt)
+                count -= 1
+            count = min(count, left)
+            if count > 0:
+                chosen.append((s, count))
+                left -= count
+        return chosen
+
+    def _feed(self, chosen: list[tuple[_Session, int]]) -> list[Completion]:
+        """One forward pass; samples a token for every session that has nothing left to feed."""
+        rows = Rows.of(
+            [s.slot for s, _ in chosen], [count for _, count in chosen], [s.length for s, _ in chosen]
+        )
+        ids = [token for s, count in chosen for token in s.waiting[:count]]
+        sampling: list[_Session] = []
+        wanted: list[int] = []
+        at = -1
+        for s, count in chosen:
+            at += count
+            if count == len(s.waiting):
+                sampling.append(s)
+                wanted.append(at)
+        logits_BV = self.forward(ids, rows, wanted)
+        self.counters["prefill"] += len(ids) - len(sampling)
+        for s, count in chosen:
+            s.length += count
+            s.waiting = s.waiting[count:]
+            if s.prompt is not None and len(s.waiting) == 1:
+                assert s.request is not None
+                name = s.request.session
+                self.prefixes[s.prompt] = _Prefix(name, s.slot, self.version, self.cache.tails(s.slot))
+                s.prompt = None
+        return self._sample(sampling, logits_BV) if sampling else []
 
     def _copy_prefix(self, prompt: tuple[int, ...], s: _Session) -> bool:
         """Fills a fresh session's cache from a live one that was fed the same prompt under these weights."""
@@ -195,26 +221,18 @@ class Engine:
             del self.prefixes[prompt]
             return False
         self.cache.copy_prefix(prefix.slot, s.slot, len(prompt), prefix.tails)
-        s.length, s.waiting = len(prompt), s.waiting[-1:]
+        s.length, s.waiting, s.prompt = len(prompt), s.waiting[-1:], None
         self.counters["reused"] += len(prompt)
         return True
 
-    def _decode(self) -> list[Completion]:
-        """One token for every session whose prompt is fed."""
-        rows = [s for s in self.sessions.values() if s.request is not None and len(s.waiting) == 1]
-        done = [self._finish(s, "context") for s in rows if s.length + 1 > self.span]
-        rows = [s for s in rows if s.request is not None]
-        if not rows:
-            return done
-        slots, starts = [s.slot for s in rows], [s.length for s in rows]
-        x_BD = self.cache.feed(self.model, slots, starts, [s.waiting for s in rows], 1)
+    def _sample(self, rows: list[_Session], logits_BV: Tensor) -> list[Completion]:
+        done: list[Completion] = []
         temperature_B = torch.tensor([s.request.sampling.temperature for s in rows])  # type: ignore[union-attr]
         uniform_B = torch.tensor([s.uniform[len(s.ids)] for s in rows])  # type: ignore[index]
-        ids_B, logprob_B = sample(self.model.logits(x_BD), temperature_B, uniform_B)
+        ids_B, logprob_B = sample(logits_BV, temperature_B, uniform_B)
         self.counters["sampled"] += len(rows)
         for s, token, logprob in zip(rows, ids_B.tolist(), logprob_B.tolist(), strict=True):
             assert s.request is not None
-            s.length += 1
             s.waiting = [token]  # canonical, fed at the next step or with the session's next turn
             s.ids.append(token)
             s.logprobs.append(logprob)

@@ -15,7 +15,7 @@ class EngineConfig(StrictConfig):
 
     slots: int = Field(default=96, gt=0)  # sessions alive at once
     max_context: int = Field(default=1024, gt=1)  # tokens per session
-    prefill_tokens: int = 2048  # most padded tokens fed in one step, so that decoding never starves
+    step_tokens: int = Field(default=512, gt=0)  # most tokens fed in one step; longer prompts take several
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int = 1
 

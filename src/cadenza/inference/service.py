@@ -51,7 +51,14 @@ class EngineService:
         self, client: str, requests: list[Request], closed: list[str], wait_s: float
     ) -> list[Completion]:
         """Takes requests and closed sessions; returns the client's finished requests, waiting up to ``wait_s``
-        for the first. Raises ServiceDied once the engine's thread has failed or was stopped."""
+        for the first.
+
+        Raises:
+            ServiceDied: the engine's thread has failed or was stopped.
+            ValueError: a token is not in the vocabulary; nothing of the call was taken.
+        """
+        for request in requests:
+            self._engine.check(request)
         with self._lock:
             self._inbox += [(client, r) for r in requests]
             self._closed += closed

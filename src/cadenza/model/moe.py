@@ -1,10 +1,8 @@
 """Mixture-of-experts feed-forward with a shared expert.
 
-Two evaluation orders of the same function. Decoding has few tokens and is bound by weight reads and kernel
-launches: all experts run as two plain matrix products and the router's weights (zero for experts not chosen)
-mask the middle. Prefill and training have thousands of tokens: each expert sees only its own, in a batched product
-padded to the fullest expert. Padding is in steps of 64 tokens because CPU kernels are compiled per shape: an exact
-grouped product meets new shapes at every step and spends more on compiling than on multiplying.
+Each expert sees only its own tokens, in a batched product padded to the fullest expert. Padding is in steps of 64
+tokens because CPU kernels are compiled per shape: an exact grouped product meets new shapes at every step and spends
+more on compiling than on multiplying.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from torch import Tensor, nn
 from cadenza.model.config import ModelConfig
 
 CAPACITY_STEP = 64
-DENSE_BELOW_TOKENS = 192  # measured on 2 cores: the dense order wins below about this many tokens
 
 
 class MoE(nn.Module):
@@ -47,24 +44,13 @@ class MoE(nn.Module):
         (Switch Transformer, equation 4, generalized to top-k)."""
         with torch.autocast("cpu", enabled=False):
             probs_NE, weights_NK, experts_NK = self.route(x_ND)
-        if x_ND.shape[0] < DENSE_BELOW_TOKENS and not torch.is_grad_enabled():
-            y_ND = self._dense(x_ND, weights_NK, experts_NK)
-            balance = probs_NE.new_zeros(())
-        else:
-            y_ND = self._grouped(x_ND, weights_NK, experts_NK)
-            load_E = torch.bincount(experts_NK.flatten(), minlength=self.n_experts) / experts_NK.numel()
-            balance = self.n_experts * (load_E * probs_NE.mean(0)).sum()
+        y_ND = self._grouped(x_ND, weights_NK, experts_NK)
+        load_E = torch.bincount(experts_NK.flatten(), minlength=self.n_experts) / experts_NK.numel()
+        balance = self.n_experts * (load_E * probs_NE.mean(0)).sum()
         if self.d_shared:
             gate, up = self.shared_in(x_ND).chunk(2, dim=-1)
             y_ND = y_ND + self.shared_out(F.silu(gate) * up)
         return y_ND, balance
-
-    def _dense(self, x_ND: Tensor, weights_NK: Tensor, experts_NK: Tensor) -> Tensor:
-        n, e, f = x_ND.shape[0], self.n_experts, self.w_out_EFD.shape[1]
-        h_NEG = F.linear(x_ND, self.w_in_EGD.view(e * 2 * f, -1)).view(n, e, 2 * f)
-        gates_NE = torch.zeros(n, e, dtype=weights_NK.dtype).scatter_(1, experts_NK, weights_NK)
-        h_NEF = F.silu(h_NEG[..., :f]) * h_NEG[..., f:] * gates_NE.unsqueeze(-1).to(x_ND.dtype)
-        return h_NEF.view(n, e * f) @ self.w_out_EFD.view(e * f, -1)
 
     def _grouped(self, x_ND: Tensor, weights_NK: Tensor, experts_NK: Tensor) -> Tensor:
         # Chosen here and not by autocast, which would cast the stacked weights once per product.
