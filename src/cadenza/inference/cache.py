@@ -10,15 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cadenza.inference.kernels import KEYS
+from cadenza.model.compiled import array
 from cadenza.model.config import ModelConfig
-
-
-def array(tensor: Tensor) -> np.ndarray:
-    """The same memory as numpy sees it: float32, or bfloat16 as uint16."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 @dataclass(frozen=True)

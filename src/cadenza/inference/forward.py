@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from cadenza.inference import kernels
-from cadenza.inference.cache import KVCache, array
+from cadenza.inference.cache import KVCache
+from cadenza.model.compiled import array
 from cadenza.model.transformer import Block, PolicyModel
 
 # CPU kernels of matrix products are compiled once per shape: token counts are rounded up to keep shapes few.

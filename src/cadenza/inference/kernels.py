@@ -15,82 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba import njit
+
+from cadenza.model.compiled import compiled, exp, inverse_rms, narrow, softmax, widen
 
 KEYS = 64  # cached positions of a block: its keys and values stay in the first-level cache
 QUERIES = 64  # queries whose scores are kept at once
-
-# Reassociation lets sums use vector registers; nothing here makes or tests for infinities.
-compiled = njit(cache=True, nogil=True, fastmath=True, error_model="numpy")
-
-
-# numba passes the typing context itself: callers in compiled code give the value alone, which pyright cannot know.
-@intrinsic
-def _float_of_bits(typing: Any, bits: Any = None) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-@intrinsic
-def _bits_of_float(typing: Any, value: Any = None) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
-
-
-def _widen(value: Any) -> Any:
-    """Working dtype to fp32."""
-    raise NotImplementedError("compiled code only")
-
-
-@overload(_widen, inline="always", strict=False)
-def _(value: Any) -> Any:
-    if isinstance(value, types.Float):
-        return lambda value: value
-    return lambda value: _float_of_bits(np.uint32(np.uint32(value) << np.uint32(16)))
-
-
-def _narrow(like: Any, value: Any) -> Any:
-    """fp32 to the dtype of array ``like``, to nearest, ties to even."""
-    raise NotImplementedError("compiled code only")
-
-
-@overload(_narrow, inline="always", strict=False)
-def _(like: Any, value: Any) -> Any:
-    if isinstance(like.dtype, types.Float):
-        return lambda like, value: value
-
-    def rounded(like: Any, value: Any) -> Any:
-        bits = _bits_of_float(np.float32(value))
-        odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
-        return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-
-    return rounded
-
-
-@njit(inline="always")
-def _exp(x: Any) -> Any:
-    """e**x for x <= 0 in straight-line code that compilers can vectorize (relative error < 3e-7).
-
-    2**y = 2**i * 2**f with i = floor(y); 2**f by its Taylor polynomial around 1/2, which six terms settle.
-    """
-    y = max(x * np.float32(1.4426950408889634), np.float32(-126.0))
-    i = np.floor(y)
-    g = (y - i - np.float32(0.5)) * np.float32(0.6931471805599453)
-    p = np.float32(1 / 720)
-    p = p * g + np.float32(1 / 120)
-    p = p * g + np.float32(1 / 24)
-    p = p * g + np.float32(1 / 6)
-    p = p * g + np.float32(0.5)
-    p = p * g + np.float32(1.0)
-    p = p * g + np.float32(1.0)
-    scale = _float_of_bits(np.uint32(np.uint32(np.int32(i) + np.int32(127)) << np.uint32(23)))
-    return p * scale * np.float32(1.4142135623730951)
 
 
 @compiled
@@ -98,15 +28,7 @@ def embed(ids_N: Any, table_VD: Any, x_ND: Any) -> None:
     """x = the rows of the embedding, in fp32."""
     for n in range(ids_N.shape[0]):
         for d in range(table_VD.shape[1]):
-            x_ND[n, d] = _widen(table_VD[ids_N[n], d])
-
-
-@njit(inline="always")
-def _inverse_rms(row_D: Any, eps: Any) -> Any:
-    total = np.float32(0.0)
-    for d in range(row_D.shape[0]):
-        total += row_D[d] * row_D[d]
-    return np.float32(1.0) / np.sqrt(total / np.float32(row_D.shape[0]) + np.float32(eps))
+            x_ND[n, d] = widen(table_VD[ids_N[n], d])
 
 
 @compiled
@@ -114,9 +36,9 @@ def norm(x_ND: Any, index_B: Any, weight_D: Any, eps: float, out_BD: Any) -> Non
     """out = RMSNorm of the chosen tokens."""
     for b in range(index_B.shape[0]):
         row = x_ND[index_B[b]]
-        scale = _inverse_rms(row, eps)
+        scale = inverse_rms(row, eps)
         for d in range(row.shape[0]):
-            out_BD[b, d] = _narrow(out_BD, row[d] * scale * weight_D[d])
+            out_BD[b, d] = narrow(out_BD, row[d] * scale * weight_D[d])
 
 
 @compiled
@@ -140,7 +62,7 @@ def norm_and_shift(
     for b in range(slot_B.shape[0]):
         first, count, tail_PD = first_B[b], count_B[b], tail_RPD[slot_B[b]]
         for n in range(first, first + count):
-            scale = _inverse_rms(x_ND[n], eps)
+            scale = inverse_rms(x_ND[n], eps)
             for d in range(width):
                 normed_ND[n, d] = x_ND[n, d] * scale * weight_D[d]
         for t in range(count):
@@ -152,7 +74,7 @@ def norm_and_shift(
                 for d in range(width):
                     mixed[d] += before[d] * taps_PD[i, d]
             for d in range(width):
-                out_ND[first + t, d] = _narrow(out_ND, mixed[d])
+                out_ND[first + t, d] = narrow(out_ND, mixed[d])
         for j in range(past):  # in this order no tail row is overwritten before it is read
             at = count + j - past
             tail_PD[j] = normed_ND[first + at] if at >= 0 else tail_PD[count + j]
@@ -164,14 +86,14 @@ def _head(source_C: Any, weight_C: Any, eps: Any, cos_c: Any, sin_c: Any, like: 
     half = cos_c.shape[0]
     total = np.float32(0.0)
     for c in range(2 * half):
-        value = _widen(source_C[c])
+        value = widen(source_C[c])
         total += value * value
     scale = np.float32(1.0) / np.sqrt(total / np.float32(2 * half) + np.float32(eps))
     for c in range(half):
-        first = _widen(_narrow(like, _widen(source_C[c]) * scale * weight_C[c]))
-        second = _widen(_narrow(like, _widen(source_C[c + half]) * scale * weight_C[c + half]))
-        out_C[c] = _widen(_narrow(like, first * cos_c[c] - second * sin_c[c]))
-        out_C[c + half] = _widen(_narrow(like, second * cos_c[c] + first * sin_c[c]))
+        first = widen(narrow(like, widen(source_C[c]) * scale * weight_C[c]))
+        second = widen(narrow(like, widen(source_C[c + half]) * scale * weight_C[c + half]))
+        out_C[c] = widen(narrow(like, first * cos_c[c] - second * sin_c[c]))
+        out_C[c + half] = widen(narrow(like, second * cos_c[c] + first * sin_c[c]))
 
 
 @compiled
@@ -209,22 +131,8 @@ def place_heads(
                 _head(qkv_NX[n, at : at + width], k_weight_C, eps, cos, sin, qkv_NX, key)
                 value_at = (heads + kv_heads + k) * width
                 for c in range(width):
-                    k_RKGCS[slot_B[b], k, position // KEYS, c, position % KEYS] = _narrow(k_RKGCS, key[c])
+                    k_RKGCS[slot_B[b], k, position // KEYS, c, position % KEYS] = narrow(k_RKGCS, key[c])
                     v_RKSC[slot_B[b], k, position, c] = qkv_NX[n, value_at + c]
-
-
-@njit(inline="always")
-def _softmax(scores: Any, length: Any) -> Any:
-    """Exponentials of the first ``length`` scores in place; returns one over their sum."""
-    top = scores[0]
-    for s in range(1, length):
-        top = max(top, scores[s])
-    total = np.float32(0.0)
-    for s in range(length):
-        value = _exp(scores[s] - top)
-        scores[s] = value
-        total += value
-    return np.float32(1.0) / total
 
 
 @njit(inline="always")
@@ -236,14 +144,14 @@ def _score(q_C: Any, r_C: Any, keys_CS: Any, out_q_S: Any, out_r_S: Any) -> None
         q0, q1, q2, q3 = q_C[c], q_C[c + 1], q_C[c + 2], q_C[c + 3]
         r0, r1, r2, r3 = r_C[c], r_C[c + 1], r_C[c + 2], r_C[c + 3]
         for s in range(KEYS):
-            k0, k1 = _widen(keys_CS[c, s]), _widen(keys_CS[c + 1, s])
-            k2, k3 = _widen(keys_CS[c + 2, s]), _widen(keys_CS[c + 3, s])
+            k0, k1 = widen(keys_CS[c, s]), widen(keys_CS[c + 1, s])
+            k2, k3 = widen(keys_CS[c + 2, s]), widen(keys_CS[c + 3, s])
             out_q_S[s] += q0 * k0 + q1 * k1 + q2 * k2 + q3 * k3
             out_r_S[s] += r0 * k0 + r1 * k1 + r2 * k2 + r3 * k3
     for c in range(q_C.shape[0] // 4 * 4, q_C.shape[0]):
         for s in range(KEYS):
-            out_q_S[s] += q_C[c] * _widen(keys_CS[c, s])
-            out_r_S[s] += r_C[c] * _widen(keys_CS[c, s])
+            out_q_S[s] += q_C[c] * widen(keys_CS[c, s])
+            out_r_S[s] += r_C[c] * widen(keys_CS[c, s])
 
 
 @njit(inline="always")
@@ -253,14 +161,14 @@ def _gather(q_S: Any, r_S: Any, values_SC: Any, last: Any, sum_q_C: Any, sum_r_C
         q0, q1, q2, q3 = q_S[s], q_S[s + 1], q_S[s + 2], q_S[s + 3]
         r0, r1, r2, r3 = r_S[s], r_S[s + 1], r_S[s + 2], r_S[s + 3]
         for c in range(values_SC.shape[1]):
-            v0, v1 = _widen(values_SC[s, c]), _widen(values_SC[s + 1, c])
-            v2, v3 = _widen(values_SC[s + 2, c]), _widen(values_SC[s + 3, c])
+            v0, v1 = widen(values_SC[s, c]), widen(values_SC[s + 1, c])
+            v2, v3 = widen(values_SC[s + 2, c]), widen(values_SC[s + 3, c])
             sum_q_C[c] += q0 * v0 + q1 * v1 + q2 * v2 + q3 * v3
             sum_r_C[c] += r0 * v0 + r1 * v1 + r2 * v2 + r3 * v3
     for s in range(last // 4 * 4, last):
         for c in range(values_SC.shape[1]):
-            sum_q_C[c] += q_S[s] * _widen(values_SC[s, c])
-            sum_r_C[c] += r_S[s] * _widen(values_SC[s, c])
+            sum_q_C[c] += q_S[s] * widen(values_SC[s, c])
+            sum_r_C[c] += r_S[s] * widen(values_SC[s, c])
 
 
 @compiled
@@ -302,7 +210,7 @@ def _attend_row(
         sums_MC[:] = np.float32(0.0)
         for m in range(last + 1):
             seen = length + t0 + m // group + 1
-            scale = _softmax(scores_MS[m], seen)
+            scale = softmax(scores_MS[m], seen)
             for s in range(seen):
                 scores_MS[m, s] *= scale
             scores_MS[m, seen : blocks * KEYS] = np.float32(0.0)
@@ -320,7 +228,7 @@ def _attend_row(
         for m in range(last + 1):
             at = (first_head + m % group) * width
             for c in range(width):
-                out_NX[t0 + m // group, at + c] = _narrow(out_NX, sums_MC[m, c])
+                out_NX[t0 + m // group, at + c] = narrow(out_NX, sums_MC[m, c])
 
 
 @compiled
@@ -372,17 +280,17 @@ def add_norm_route(
     load_E[:] = 0
     for n in range(x_ND.shape[0]):
         for d in range(width):
-            x_ND[n, d] += _widen(delta_ND[n, d])
-        scale = _inverse_rms(x_ND[n], eps)
+            x_ND[n, d] += widen(delta_ND[n, d])
+        scale = inverse_rms(x_ND[n], eps)
         for d in range(width):
             normed[d] = x_ND[n, d] * scale * weight_D[d]
-            h_ND[n, d] = _narrow(h_ND, normed[d])
+            h_ND[n, d] = narrow(h_ND, normed[d])
         for e in range(n_experts):
             total = np.float32(0.0)
             for d in range(width):
                 total += normed[d] * gate_ED[e, d]
             probs[e] = total
-        _softmax(probs, n_experts)
+        softmax(probs, n_experts)
         chosen = np.float32(0.0)
         for j in range(weights_NJ.shape[1]):
             best = 0
@@ -418,10 +326,10 @@ def swiglu(h_MG: Any, load_E: Any, capacity: int, out_MF: Any) -> None:
     for e in range(load_E.shape[0]):
         for m in range(e * capacity, e * capacity + load_E[e]):
             for f in range(width):
-                gate = _widen(h_MG[m, f])
-                small = _exp(-abs(gate))  # the logistic function, from the side that cannot overflow
+                gate = widen(h_MG[m, f])
+                small = exp(-abs(gate))  # the logistic function, from the side that cannot overflow
                 open_share = (np.float32(1.0) if gate >= 0 else small) / (np.float32(1.0) + small)
-                out_MF[m, f] = _narrow(out_MF, gate * open_share * _widen(h_MG[m, f + width]))
+                out_MF[m, f] = narrow(out_MF, gate * open_share * widen(h_MG[m, f + width]))
 
 
 @compiled
@@ -431,7 +339,7 @@ def combine(x_ND: Any, y_MD: Any, place_NJ: Any, weights_NJ: Any) -> None:
         for j in range(place_NJ.shape[1]):
             weight, y = weights_NJ[n, j], y_MD[place_NJ[n, j]]
             for d in range(x_ND.shape[1]):
-                x_ND[n, d] += weight * _widen(y[d])
+                x_ND[n, d] += weight * widen(y[d])
 
 
 @compiled
@@ -439,4 +347,4 @@ def add(x_ND: Any, delta_ND: Any) -> None:
     """x += delta."""
     for n in range(x_ND.shape[0]):
         for d in range(x_ND.shape[1]):
-            x_ND[n, d] += _widen(delta_ND[n, d])
+            x_ND[n, d] += widen(delta_ND[n, d])

@@ -34,23 +34,29 @@ class MoE(nn.Module):
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Router in fp32: (probabilities_NE, weights_NK summing to 1, experts_NK)."""
-        logits_NE = F.linear(x_ND.float(), self.gate.weight.float())
+        return self.choose(F.linear(x_ND.float(), self.gate.weight.float()))
+
+    def choose(self, logits_NE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``route`` from the router's logits."""
         probs_NE = logits_NE.softmax(-1)
         top_NK, experts_NK = probs_NE.topk(self.k, dim=-1)
         return probs_NE, top_NK / top_NK.sum(-1, keepdim=True), experts_NK
 
+    def balance(self, probs_NE: Tensor, load_E: Tensor) -> Tensor:
+        """E * sum_e(load_e * mean probability_e), 1.0 when even (Switch Transformer, equation 4, generalized to
+        top-k). ``load_E``: shares of the assignments."""
+        return self.n_experts * (load_E * probs_NE.mean(0)).sum()
+
     def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (y_ND, balance): ``balance`` is E * sum_e(load_e * mean probability_e), 1.0 when even
-        (Switch Transformer, equation 4, generalized to top-k)."""
+        """Returns (y_ND, balance)."""
         with torch.autocast("cpu", enabled=False):
             probs_NE, weights_NK, experts_NK = self.route(x_ND)
         y_ND = self._grouped(x_ND, weights_NK, experts_NK)
         load_E = torch.bincount(experts_NK.flatten(), minlength=self.n_experts) / experts_NK.numel()
-        balance = self.n_experts * (load_E * probs_NE.mean(0)).sum()
         if self.d_shared:
             gate, up = self.shared_in(x_ND).chunk(2, dim=-1)
             y_ND = y_ND + self.shared_out(F.silu(gate) * up)
-        return y_ND, balance
+        return y_ND, self.balance(probs_NE, load_E)
 
     def _grouped(self, x_ND: Tensor, weights_NK: Tensor, experts_NK: Tensor) -> Tensor:
         # Chosen here and not by autocast, which would cast the stacked weights once per product.
