@@ -63,7 +63,7 @@ limits = st.builds(
     max_tokens_per_turn=st.integers(1, 60),
     max_context_tokens=st.integers(1, 400),
     max_output_tokens=st.integers(1, 100),
-    max_broken_in_a_row=st.integers(1, 4),
+    max_errors_in_a_row=st.integers(1, 4),
 )
 
 
@@ -74,7 +74,7 @@ def test_no_sampled_garbage_breaks_the_run_or_the_segment(
 ):
     session = replay(*turns)
     result = start(renderer, session, make_sandbox(FILES), prompt, limits)
-    assert result.finish_reason in ("finish", "max_turns", "max_tokens", "context", "broken")
+    assert result.finish_reason in ("finish", "max_turns", "max_tokens", "context", "errors")
     check_invariants(result, session, renderer)
     assert len(session.budgets) <= limits.max_turns
     assert all(0 < budget <= limits.max_tokens_per_turn for budget in session.budgets)
@@ -140,10 +140,17 @@ def test_case_15_a_broken_call_gets_an_error_and_the_run_goes_on(renderer, repla
     assert result.counters["broken"] == 2
 
 
-def test_broken_calls_without_end_stop_the_run(renderer, replay, make_sandbox):
-    session = replay(*[[renderer.end_id]] * 10)
-    result = start(renderer, session, make_sandbox(FILES), limits=Limits(max_broken_in_a_row=3))
-    assert result.finish_reason == "broken" and len(session.budgets) == 3
+@pytest.mark.parametrize("call", [None, Call("nonsense"), Call("read_file", "missing.py")])
+def test_failing_calls_without_end_go_on_until_the_turns_are_used_up(renderer, replay, make_sandbox, call):
+    session = replay(*[call or [renderer.end_id]] * 10)
+    result = start(renderer, session, make_sandbox(FILES), limits=Limits(max_errors_in_a_row=3))
+    assert result.finish_reason == "errors" and len(session.budgets) == 3
+
+
+def test_errors_with_work_between_them_end_the_run(renderer, replay, make_sandbox):
+    turns = [Call("nonsense"), Call("nonsense"), Call("list_dir")] * 3 + [Call("finish")]
+    result = start(renderer, replay(*turns), make_sandbox(FILES), limits=Limits(max_errors_in_a_row=3))
+    assert result.finish_reason == "finish"
 
 
 def test_case_18_a_cut_turn_is_flagged_and_not_executed(renderer, replay, make_sandbox):

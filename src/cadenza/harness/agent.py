@@ -9,7 +9,8 @@ What ends a run (``finish_reason``):
 ``max_turns``   too many turns
 ``max_tokens``  a turn was cut at its token limit; it is flagged and not executed (case 18)
 ``context``     the context is full (case 17); a turn cut by it is not executed either
-``broken``      too many broken calls one after another (a single one only gets an error as its result, case 15)
+``errors``      too many calls one after another were broken, refused or without effect; one only gets an error as its
+                result (case 15), but a model that repeats itself would go on until something else ends it
 ``deadline``    the wall time is over
 """
 
@@ -38,7 +39,7 @@ class Limits(StrictConfig):
     max_tokens_per_turn: int = 96
     max_context_tokens: int = 1024
     max_output_tokens: int = 448  # of one tool result
-    max_broken_in_a_row: int = 3
+    max_errors_in_a_row: int = 4
     wall_s: float = 60.0
 
 
@@ -65,7 +66,7 @@ class _Run:
     sampling: Sampling
     on_step: Callable[[dict[str, Any]], None] | None
     trace: list[dict[str, Any]] = field(default_factory=list)
-    broken_in_a_row: int = 0
+    errors_in_a_row: int = 0
     engine_s: float = 0.0
     tools_s: float = 0.0
     counters: dict[str, Any] = field(
@@ -160,8 +161,9 @@ class Agent:
             run.log({**entry, "output": result.text, "error_kind": result.error_kind})
             if result.ends:
                 return "finish"
-            if run.broken_in_a_row >= limits.max_broken_in_a_row:
-                return "broken"
+            run.errors_in_a_row = run.errors_in_a_row + 1 if result.error_kind is not None else 0
+            if run.errors_in_a_row >= limits.max_errors_in_a_row:
+                return "errors"
             new_ids, new_kinds = self._render_result(result.text)
         return "max_turns"
 
@@ -176,7 +178,6 @@ class Agent:
         """Does what the turn says. Only a whole, parsed call reaches a tool."""
         action = parsed.action
         if isinstance(action, BrokenCall):
-            run.broken_in_a_row += 1
             run.counters["broken"] += 1
             return ToolResult(f"error: {action.message}", action.kind)
         if isinstance(action, Final):
@@ -192,9 +193,7 @@ class Agent:
         counter["seconds"] += time.perf_counter() - begun
         if result.error_kind is not None:
             counter["errors"][result.error_kind] = counter["errors"].get(result.error_kind, 0) + 1
-        is_broken = result.error_kind in ("unknown_tool", "invalid_arguments")
-        run.counters["broken"] += is_broken
-        run.broken_in_a_row = run.broken_in_a_row + 1 if is_broken else 0
+        run.counters["broken"] += result.error_kind in ("unknown_tool", "invalid_arguments")
         return result
 
     def _render_result(self, text: str) -> tuple[list[int], list[int]]:
