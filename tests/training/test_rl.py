@@ -141,8 +141,9 @@ def test_packing_loses_or_repeats_a_sampled_token(lengths, budget):
     )
     assert tokens == sorted((i, -float(i), float(i)) for i, n in enumerate(lengths) for _ in range(n // 2))
     for p in packed:
-        flat = p.ids_BT[:, 1:].flatten()
-        assert torch.equal(flat[p.at_N], p.target_N), "a target is not at the position it is predicted for"
+        assert torch.equal(p.ids_BT.flatten()[p.at_N + 1], p.target_N), (
+            "a target is not at the position it is predicted for"
+        )
         assert p.ids_BT.shape[0] == 1 or p.ids_BT.numel() <= budget
         assert {1.0 + int(t) % 2 for t in p.target_N} == {p.temperature}
 

@@ -7,6 +7,7 @@ from the manifest if a process died between the two. Nothing that was complete i
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
 import threading
@@ -32,6 +33,9 @@ from cadenza.pipelines.run_folder import RunFolder
 from cadenza.pipelines.stages import Figures, StageContext
 
 RESUME = "run the same command again to go on"
+# OpenMP's idle threads spin for a while before they sleep. Read when torch is loaded, which stages do. At the default
+# they keep a core from the threads that run our own kernels: a tenth of a training step's time.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 BEGUN = ".stage.json"  # in a partial artifact: whose configuration it belongs to
 
 

@@ -129,7 +129,7 @@ class _Packed:
     """A microbatch: rows padded to one length, and per sampled token (N) what the loss needs."""
 
     ids_BT: Tensor
-    at_N: Tensor  # flat index into B x (T - 1) of the position that predicts the token
+    at_N: Tensor  # flat index into B x T of the position that predicts the token
     target_N: Tensor
     behaviour_N: Tensor
     version_N: Tensor
@@ -164,7 +164,7 @@ def _pad(samples: Sequence[Sample], temperature: float, multiple: int) -> _Packe
     for b, s in enumerate(samples):
         ids_BT[b, : len(s.ids_T)] = s.ids_T
         positions = np.flatnonzero(s.sampled_T)
-        at.append(b * (t - 1) + positions - 1)
+        at.append(b * t + positions - 1)
         target.append(s.ids_T[positions])
         behaviour.append(s.logprob_S)
         version.append(s.version_S)
@@ -185,7 +185,7 @@ def _pad(samples: Sequence[Sample], temperature: float, multiple: int) -> _Packe
 def sampled_logprobs(model: PolicyModel, packed: _Packed, bf16: bool) -> tuple[Tensor, Tensor]:
     """(log-probability_N, entropy_N) of the sampled tokens under ``model``, at the sampling temperature."""
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        x_BTD, _ = model.hidden(packed.ids_BT[:, :-1])
+        x_BTD, _ = model.hidden(packed.ids_BT)  # the last token predicts nothing, but whole blocks are faster
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1]).index_select(0, packed.at_N)
         head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
         return token_logprobs(x_ND, head, packed.target_N, packed.temperature)
