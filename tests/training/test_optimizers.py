@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from samples_made import policy
 
 from cadenza.training.config import OptimizerConfig
-from cadenza.training.optimizers import Optimizers, orthogonalize
+from cadenza.training.optimizers import Muon, Optimizers, orthogonalize
 
 pytestmark = pytest.mark.needs_train
 
@@ -33,6 +33,29 @@ def test_experts_are_orthogonalized_as_one_matrix_or_a_zero_gradient_is_nan():
     both = orthogonalize(g)
     torch.testing.assert_close(both[0], orthogonalize(g[0]), rtol=0.05, atol=0.05)
     assert torch.equal(orthogonalize(torch.zeros(4, 4)), torch.zeros(4, 4))
+
+
+def muon_step(gradients: list[torch.Tensor], transposed: bool = False) -> list[torch.Tensor]:
+    """What one step at rate 1 adds to parameters of zero."""
+    params = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
+    for p, g in zip(params, gradients, strict=True):
+        p.grad = g.clone()
+    Muon(params, lr=1.0, transposed=params if transposed else ()).step()
+    return [p.detach() for p in params]
+
+
+def test_matrices_that_share_a_batch_share_an_update():
+    generator = torch.Generator().manual_seed(2)
+    gradients = [torch.randn(8, 24, generator=generator) * 10.0**i for i in range(3)]
+    together = muon_step(gradients)
+    for g, update in zip(gradients, together, strict=True):
+        torch.testing.assert_close(update, muon_step([g])[0], rtol=0.05, atol=0.02)
+
+
+def test_a_matrix_stored_in_out_is_stepped_at_another_rate_than_its_transpose():
+    g = torch.randn(8, 32, generator=torch.Generator().manual_seed(3))
+    out_in = muon_step([g.T.contiguous()])[0]  # 32 outputs: its update is twice that of a square one
+    torch.testing.assert_close(muon_step([g], transposed=True)[0], out_in.T, rtol=0.05, atol=0.02)
 
 
 def names_of(optimizers: Optimizers, model) -> list[set[str]]:
