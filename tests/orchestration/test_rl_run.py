@@ -66,6 +66,11 @@ class Trial:
                 assert ledger[task].status == "dropped" or ledger[task].trained_step == number
         assert [s.step for s in self.database.steps(self.name)] == list(range(1, result.steps + 1))
         assert len(world.history) == result.steps
+        first = result.steps - len(world.progress)  # a resumed process starts there
+        least = [(first + i) / self.config.max_steps for i in range(len(world.progress))]
+        assert all(a <= b <= 1.0 for a, b in zip(least, world.progress, strict=True)), (
+            "the rate decays wrongly"
+        )
         if result.stopped == "prompts":
             assert finished == {t.id for t in self.tasks}, "a prompt was lost"
         else:

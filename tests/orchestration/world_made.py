@@ -70,6 +70,7 @@ class World:
         self.kill_at, self.contacts = kill_at, 0
         self.ticks, self.max_ticks = 0, max_ticks
         self.history: list[list[str]] = []  # per trainer step, the prompts
+        self.progress: list[float] = []  # how much of the run each trainer step was told is over
         self.lags: list[list[int]] = []  # per trainer step of this process, each group's lag
         self.trials: list[_Trial] = []
         self.ordered: list[str] = []
@@ -94,9 +95,10 @@ class World:
 
     # trainer
 
-    def trainer_step(self, groups: list[list[Rollout]]) -> Future[Any]:
+    def trainer_step(self, groups: list[list[Rollout]], progress: float) -> Future[Any]:
         assert self.step is None, "two steps at once"
         version = len(self.history)
+        self.progress.append(progress)
         self.lags.append(
             [
                 version - min((int(s.version_S.min()) for r in g for s in r.segments), default=version)

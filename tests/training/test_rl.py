@@ -288,3 +288,10 @@ def test_warm_up_is_skipped_or_never_ends():
         rl_step(model, optimizer, Batch([sample(segment(model, 1), 1.0)], 1), config, version, bf16=False)
         seen.append(optimizer.param_groups[0]["lr"])
     assert seen == pytest.approx([0.25e-6, 0.5e-6, 0.75e-6, 1e-6, 1e-6, 1e-6])
+
+
+def test_the_rate_of_rl_is_not_full_in_the_middle_or_not_small_at_the_end():
+    config = RLStepConfig(warmup_steps=4, decay_share=0.4, final_lr_scale=0.1)
+    assert config.lr_scale(0, 0.0) == 0.25 and config.lr_scale(9, 0.5) == 1.0
+    assert config.lr_scale(9, 0.8) == pytest.approx(0.5) and config.lr_scale(9, 1.0) == 0.1
+    assert RLStepConfig(warmup_steps=0).lr_scale(0, 0.999) == 1.0

@@ -293,7 +293,14 @@ class RLRun:
             if self.config.synchronous:
                 self._set_threads(training=True)
             rollouts = [list(g.rollouts.values()) for g in groups]
-            self.training = (self.services.trainer.call("step", rollouts), groups, self.clock())
+            step = self.services.trainer.call("step", rollouts, self._progress(started))
+            self.training = (step, groups, self.clock())
+
+    def _progress(self, started: float) -> float:
+        """How much of the run is over, 0..1, by steps or by seconds."""
+        elapsed = self.elapsed_before + self.clock() - started
+        by_steps = self.version / max(1, self.config.max_steps)
+        return min(1.0, max(by_steps, elapsed / max(self.config.max_seconds, 1e-9)))
 
     def _next_batch(self) -> list[_Group]:
         """The groups of the next step, or nothing yet: the oldest first, and beyond the usual number those that

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 
 
@@ -51,11 +53,13 @@ class SftDataConfig(StrictConfig):
 class RLStepConfig(StrictConfig):
     """Keys of one optimizer step.
 
+    The rate rises over ``warmup_steps`` and falls to ``final_lr_scale`` of itself over the last ``decay_share`` of the
+    run, of its steps or its seconds, whichever are further gone.
     ``tokens_per_rollout``: Z / (rollouts of the step), the constant loss denominator per rollout, about the usual
     number of sampled tokens. ``importance_cap``: truncation of the off-policy weight. ``kl_beta``: weight of
     k1 = log pi - log ref in the advantage, detached. ``samples_per_group``: train at most so many of a group's
-    rollouts, drawn evenly from its reward classes and weighted to keep the expected gradient (0: all); on few
-    cores training costs more than sampling. ``parity_limit``: mean k3 between engine and trainer at
+    rollouts, drawn evenly from its reward classes and weighted to keep the expected gradient (0: all).
+    ``parity_limit``: mean k3 between engine and trainer at
     the same version above which the run stops (invariant 7), per dtype.
     """
 
@@ -63,6 +67,8 @@ class RLStepConfig(StrictConfig):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     warmup_steps: int = 3
+    decay_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    final_lr_scale: float = 0.1
     clip_norm: float = 1.0
     tokens_per_rollout: float = 80.0
     tokens_per_microbatch: int = 4096
@@ -72,3 +78,9 @@ class RLStepConfig(StrictConfig):
     samples_per_group: int = 0
     parity_limit_bf16: float = 0.01
     parity_limit_fp32: float = 1e-4
+
+    def lr_scale(self, step: int, progress: float) -> float:
+        """Learning-rate factor of ``step`` (0-based) when ``progress`` (0..1) of the run is over."""
+        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        left = (1.0 - progress) / max(self.decay_share, 1e-9)
+        return warm * max(self.final_lr_scale, min(1.0, left))

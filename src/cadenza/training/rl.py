@@ -215,8 +215,10 @@ def rl_step(
     *,
     bf16: bool,
     reference: PolicyModel | None = None,
+    progress: float = 0.0,
 ) -> dict[str, float]:
-    """One update of ``model``, whose weights are policy ``version``. Returns the step's metrics.
+    """One update of ``model``, whose weights are policy ``version``, when ``progress`` (0..1) of the run is over.
+    Returns the step's metrics.
 
     Raises FloatingPointError when the gradient is not finite: the weights are then untouched.
     """
@@ -243,13 +245,14 @@ def rl_step(
             optimizer.zero_grad(set_to_none=True)
             raise FloatingPointError(f"the gradient norm of step {version} is {grad_norm}")
         for group in optimizer.param_groups:
-            group["lr"] = config.lr * min(1.0, (version + 1) / max(1, config.warmup_steps))
+            group["lr"] = config.lr * config.lr_scale(version, progress)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     n = max(1, sums.tokens)
     return {
         "loss": sums.loss,
         "grad_norm": grad_norm,
+        "lr_scale": config.lr_scale(version, progress),
         "trained_tokens": float(sums.tokens),
         "trained_samples": float(len(batch.samples)),
         "padded_tokens": float(sum(p.ids_BT.numel() for p in packed)),

@@ -52,9 +52,9 @@ class TrainerService:
         """Cores for the steps from now on."""
         self.threads = threads
 
-    def step(self, groups: list[list[Rollout]]) -> dict[str, float]:
-        """Trains on whole groups; afterwards ``version`` is one higher. Raises ValueError on a sample from a
-        version this trainer has not made (invariant 1)."""
+    def step(self, groups: list[list[Rollout]], progress: float = 0.0) -> dict[str, float]:
+        """Trains on whole groups when ``progress`` (0..1) of the run is over; afterwards ``version`` is one higher.
+        Raises ValueError on a sample from a version this trainer has not made (invariant 1)."""
         for group in groups:
             for rollout in group:
                 for s in rollout.segments:
@@ -79,6 +79,7 @@ class TrainerService:
             self.version,
             bf16=self.bf16,
             reference=self.reference,
+            progress=progress,
         )
         self.version += 1
         return metrics
