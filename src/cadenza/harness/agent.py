@@ -35,11 +35,11 @@ from cadenza.tokens import BrokenCall, Call, CompactRenderer, Final, Parsed, Sam
 class Limits(StrictConfig):
     """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike."""
 
-    max_turns: int = 16
+    max_turns: int = 14
     max_tokens_per_turn: int = 96
     max_context_tokens: int = 1024
     max_output_tokens: int = 448  # of one tool result
-    max_errors_in_a_row: int = 4
+    max_errors_in_a_row: int = 3
     wall_s: float = 60.0
 
 
