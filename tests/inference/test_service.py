@@ -93,11 +93,30 @@ def test_a_failed_engine_leaves_a_client_waiting(service):
             call()
 
 
-def test_a_token_outside_the_vocabulary_ends_the_engine_for_everybody(service):
-    with pytest.raises(ValueError, match="not in 0"):
-        service.exchange("bad", [request("bad/0", [1, 10**6])], [], DEADLINE_S)
+def test_a_bad_request_ends_the_engine_for_everybody(service):
+    """Over the bare service: a token outside the vocabulary, and nothing to be fed."""
+    for name, ids in ("unknown", [1, 10**6]), ("empty", []):
+        (refused,) = service.exchange("bad", [request(name, ids)], [], DEADLINE_S)
+        assert refused.session == name and refused.finish == "refused" and refused.reason
     done = service.exchange("good", [request("good/0", [1, 2, 3])], [], DEADLINE_S)
-    assert [c.session for c in done] == ["good/0"]
+    assert [(c.session, c.finish) for c in done] == [("good/0", "length")]
+
+
+def test_a_bad_request_loses_the_other_sessions_of_its_client(service, renderer):
+    async def talk() -> None:
+        async def exchange(*args):
+            return await asyncio.to_thread(service.exchange, *args)
+
+        client = EngineClient(exchange, renderer)
+        try:
+            bad, good = client.session(1), client.session(2)
+            with pytest.raises(SessionLost, match="not in 0"):
+                await bad.sample([1, 10**6], Sampling(max_tokens=4))
+            assert (await good.sample([1, 2, 3], Sampling(max_tokens=4))).ids
+        finally:
+            await client.aclose()
+
+    asyncio.run(talk())
 
 
 def test_a_stopped_engine_answers_with_nothing_for_ever(service):

@@ -56,13 +56,13 @@ def test_the_convolution_starts_as_anything_but_the_identity():
         torch.testing.assert_close(with_conv.hidden(ids)[0], without.hidden(ids)[0])
 
 
-def test_a_row_padded_past_max_positions_breaks_training():
+def test_a_row_padded_past_max_positions_breaks_training_or_a_longer_one_is_computed():
     model = tiny(0, max_positions=100)
     with torch.no_grad():
-        x, _ = model.hidden(
-            torch.zeros(1, 127, dtype=torch.int64)
-        )  # 90 tokens padded to 128, predicted from 127
-    assert x.shape == (1, 127, 32)
+        x, _ = model.hidden(torch.zeros(1, 128, dtype=torch.int64))  # 90 tokens padded to 128
+        assert x.shape == (1, 128, 32)
+        with pytest.raises(ValueError, match="exceed the model's 128 positions"):
+            model.hidden(torch.zeros(2, 256, dtype=torch.int64))
 
 
 def test_a_shape_that_cannot_be_built_is_accepted():

@@ -294,4 +294,4 @@ def test_the_rate_of_rl_is_not_full_in_the_middle_or_not_small_at_the_end():
     config = RLStepConfig(warmup_steps=4, decay_share=0.4, final_lr_scale=0.1)
     assert config.lr_scale(0, 0.0) == 0.25 and config.lr_scale(9, 0.5) == 1.0
     assert config.lr_scale(9, 0.8) == pytest.approx(0.5) and config.lr_scale(9, 1.0) == 0.1
-    assert RLStepConfig(warmup_steps=0).lr_scale(0, 0.999) == 1.0
+    assert RLStepConfig(warmup_steps=0).lr_scale(0, 1.0) == 1.0

@@ -45,7 +45,7 @@ class EngineClient:
         return EngineSession(self, f"{self.name}/{next(self._numbers)}", seed)
 
     async def request(self, request: Request) -> Completion:
-        """Raises SessionLost when the engine is gone, also if it went long before."""
+        """Raises SessionLost when the engine is gone, also if it went long before, or refuses this request."""
         if self.failure is not None:
             raise SessionLost(str(self.failure))
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -55,11 +55,14 @@ class EngineClient:
         self.waiting += 1
         self.on_waiting()
         try:
-            return await future
+            completion = await future
         finally:
             self.waiting -= 1
             self.on_waiting()
             self._answers.pop(request.session, None)
+        if completion.finish == "refused":
+            raise SessionLost(completion.reason)
+        return completion
 
     def close_session(self, name: str) -> None:
         self._closed.append(name)

@@ -66,17 +66,23 @@ class Engine:
         self.span = min(config.max_context, model.config.max_positions)
         self.forward = Forward(model, config.slots, self.span, max(config.step_tokens, config.slots), dtype)
         self.cache = self.forward.cache
+        with torch.inference_mode():  # compiles the kernels now, and not while a first user waits
+            self.forward([0], Rows.of([0], [1], [0]), [0])
+        self.cache.clear_tail(0)
         self.free = list(range(config.slots))[::-1]
         self.sessions: dict[str, _Session] = {}
         self.queue: deque[Request] = deque()
         self.prefixes: dict[tuple[int, ...], _Prefix] = {}
-        self.pending: tuple[dict[str, Tensor], int, str] | None = None
+        # At most one, the newest: taking it and putting the next may happen in two threads at once.
+        self.pending: deque[tuple[dict[str, Tensor], int, str]] = deque(maxlen=1)
         self.counters = {"prefill": 0, "reused": 0, "sampled": 0, "steps": 0, "swaps": 0, "busy_s": 0.0}
 
     def submit(self, request: Request) -> None:
-        """Queues a turn. Raises ValueError as ``check`` does, and when the session is still sampling or has nothing
-        to be fed."""
-        self.check(request)
+        """Queues a turn. Raises ValueError when the session is still sampling or has nothing to be fed, or a token is
+        not in the vocabulary."""
+        last = self.model.config.vocab_size - 1
+        if any(not 0 <= token <= last for token in request.new_ids):
+            raise ValueError(f"session {request.session}: a token is not in 0..{last}")
         session = self.sessions.get(request.session)
         queued = any(r.session == request.session for r in self.queue)
         if queued or (session is not None and session.request is not None):
@@ -84,12 +90,6 @@ class Engine:
         if not request.new_ids and (session is None or not session.waiting):
             raise ValueError("a new session needs at least one token")
         self.queue.append(request)
-
-    def check(self, request: Request) -> None:
-        """Raises ValueError for a token that is not in the vocabulary. May be called from any thread."""
-        last = self.model.config.vocab_size - 1
-        if any(not 0 <= token <= last for token in request.new_ids):
-            raise ValueError(f"session {request.session}: a token is not in 0..{last}")
 
     def close(self, name: str) -> None:
         """Frees a session's slot and drops its queued request; unknown names are ignored (idempotent)."""
@@ -101,7 +101,7 @@ class Engine:
 
     def load(self, state: dict[str, Tensor], version: int, digest: str) -> None:
         """Takes new weights; they are swapped in before the next step's first product, requests stay alive."""
-        self.pending = (state, version, digest)
+        self.pending.append((state, version, digest))
 
     @property
     def idle(self) -> bool:
@@ -112,7 +112,7 @@ class Engine:
     def step(self) -> list[Completion]:
         """One engine step; returns the requests that finished in it."""
         t0 = time.perf_counter()
-        if self.pending is not None:
+        if self.pending:
             self._swap()
         self._admit()
         done = self._end_full()
@@ -124,9 +124,7 @@ class Engine:
         return done
 
     def _swap(self) -> None:
-        assert self.pending is not None
-        state, self.version, self.digest = self.pending
-        self.pending = None
+        state, self.version, self.digest = self.pending.pop()
         own = self.model.state_dict()
         if own.keys() != state.keys():
             raise ValueError("the new weights are of another model")

@@ -32,8 +32,7 @@ class _Layer:
     """One block's weights as the kernels want them: fused, and fp32 where no matrix product needs them."""
 
     def __init__(self, block: Block) -> None:
-        self.block = block
-        self.refresh()
+        self.block = block  # ``refresh`` gives the rest
 
     def refresh(self) -> None:
         """Reads the block's weights again, after they changed."""
@@ -89,7 +88,8 @@ class Forward:
         self.tokens = tokens
         self._x_ND, self._normed_ND = np.zeros((2, n, c.d_model), np.float32)
         self._q_NHC = np.zeros((n, c.n_heads, c.head_dim), np.float32)
-        self._scores_MS = np.zeros((kernels.QUERIES, _up(span, kernels.KEYS)), np.float32)
+        queries = max(kernels.QUERIES, c.n_heads // c.n_kv_heads)
+        self._scores_MS = np.zeros((queries, _up(span, kernels.KEYS)), np.float32)
         self._weights_NJ = np.zeros((n, c.experts_per_token), np.float32)
         self._experts_NJ, self._place_NJ = np.zeros((2, n, c.experts_per_token), np.int64)
         self._load_E = np.zeros(c.n_experts, np.int64)

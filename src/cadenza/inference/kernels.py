@@ -187,12 +187,13 @@ def _attend_row(
     Queries go in pairs, so that a key or value once loaded is used twice. ``scores_MS`` is scratch.
     """
     count, width = q_NHC.shape[0], q_NHC.shape[2]
-    sums_MC = np.empty((QUERIES, width), np.float32)
-    tokens = QUERIES // group
+    sums_MC = np.empty((max(QUERIES, group), width), np.float32)
+    nobody_S, nobody_C = np.empty(KEYS, np.float32), np.empty(width, np.float32)
+    tokens = max(1, QUERIES // group)
     for t0 in range(0, count, tokens):
         t1 = min(count, t0 + tokens)
         pairs = ((t1 - t0) * group + 1) // 2
-        last = (t1 - t0) * group - 1  # the partner of an odd query is itself
+        last = (t1 - t0) * group - 1  # the partner of an odd query is itself, and its second answer nobody's
         blocks = (length + t1 + KEYS - 1) // KEYS
         for block in range(blocks):
             keys_CS, s0 = keys_GCS[block], block * KEYS
@@ -205,7 +206,7 @@ def _attend_row(
                     q_NHC[t0 + other // group, first_head + other % group],
                     keys_CS,
                     scores_MS[m, s0 : s0 + KEYS],
-                    scores_MS[other, s0 : s0 + KEYS],
+                    scores_MS[other, s0 : s0 + KEYS] if other != m else nobody_S,
                 )
         sums_MC[:] = np.float32(0.0)
         for m in range(last + 1):
@@ -223,7 +224,7 @@ def _attend_row(
                 if seen <= 0:
                     continue
                 q_S, r_S = scores_MS[m, s0 : s0 + KEYS], scores_MS[other, s0 : s0 + KEYS]
-                sums = sums_MC[other] if other != m else np.empty(width, np.float32)
+                sums = sums_MC[other] if other != m else nobody_C
                 _gather(q_S, r_S, values_SC[s0:], seen, sums_MC[m], sums)
         for m in range(last + 1):
             at = (first_head + m % group) * width

@@ -15,7 +15,8 @@ class EngineConfig(StrictConfig):
 
     slots: int = Field(default=96, gt=0)  # sessions alive at once
     max_context: int = Field(default=1024, gt=1)  # tokens per session
-    step_tokens: int = Field(default=512, gt=0)  # most tokens fed in one step; longer prompts take several
+    # Most tokens fed in one step; longer prompts take several. Rows that decode go first, prompts get what they leave.
+    step_tokens: int = Field(default=512, gt=0)
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int = 1
 
@@ -41,7 +42,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What was sampled. ``finish``: stop | length (max_tokens) | context (the session is full).
+    """What was sampled. ``finish``: stop | length (max_tokens) | context (the session is full) | refused (nothing was
+    done; ``reason`` says why).
 
     ``versions``: policy version that produced each token; a swap in mid-request shows as a change inside it.
     """
@@ -51,3 +53,4 @@ class Completion:
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish: str
+    reason: str = ""

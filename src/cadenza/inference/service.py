@@ -51,14 +51,7 @@ class EngineService:
         self, client: str, requests: list[Request], closed: list[str], wait_s: float
     ) -> list[Completion]:
         """Takes requests and closed sessions; returns the client's finished requests, waiting up to ``wait_s``
-        for the first.
-
-        Raises:
-            ServiceDied: the engine's thread has failed or was stopped.
-            ValueError: a token is not in the vocabulary; nothing of the call was taken.
-        """
-        for request in requests:
-            self._engine.check(request)
+        for the first. Raises ServiceDied once the engine's thread has failed or was stopped."""
         with self._lock:
             self._inbox += [(client, r) for r in requests]
             self._closed += closed
@@ -112,7 +105,7 @@ class EngineService:
                             self._stopping
                             or self._inbox
                             or self._closed
-                            or self._engine.pending is not None
+                            or self._engine.pending
                             or not self._engine.idle
                         )
                     )
@@ -138,7 +131,12 @@ class EngineService:
         # Requests first: a session given up before its request was handed over comes with both, and must end closed.
         for client, request in self._inbox:
             self._owner[request.session] = client
-            self._engine.submit(request)
+            try:
+                self._engine.submit(request)
+            except ValueError as error:  # one bad request is its sender's business alone
+                refused = Completion(request.session, (), (), (), "refused", str(error))
+                self._outbox[client].append(refused)
+                self._lock.notify_all()
         self._inbox = []
         for name in self._closed:
             self._engine.close(name)

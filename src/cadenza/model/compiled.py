@@ -5,12 +5,16 @@ Arrays have the working dtype, float32 or bfloat16 seen as uint16 (numpy has no 
 
 from __future__ import annotations
 
+import hashlib
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
+from numba.core import config as numba_config
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
@@ -20,8 +24,29 @@ def array(tensor: Tensor) -> np.ndarray:
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
+def _keep_machine_code() -> bool:
+    """Chooses where compiled kernels are kept between processes; False where nothing can be written.
+
+    numba looks for changes in a kernel's own file only. What is defined here is compiled into kernels of other files,
+    so the folder's name has a digest of this one.
+    """
+    if getattr(numba_config, "CACHE_DIR", ""):
+        return True  # the user's choice, NUMBA_CACHE_DIR
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    folder = os.path.join(home, "cadenza", f"kernels-{digest}")
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return False
+    if not os.access(folder, os.W_OK):
+        return False
+    setattr(numba_config, "CACHE_DIR", folder)  # noqa: B010 - pyright does not know the attribute
+    return True
+
+
 # Reassociation lets sums use vector registers; nothing here makes or tests for infinities.
-compiled = njit(cache=True, nogil=True, fastmath=True, error_model="numpy")
+compiled = njit(cache=_keep_machine_code(), nogil=True, fastmath=True, error_model="numpy")
 
 
 # numba passes the typing context itself: callers in compiled code give the value alone, which pyright cannot know.

@@ -335,6 +335,10 @@ class _Combine(torch.autograd.Function):
 def block_forward(block: Block, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> tuple[Tensor, Tensor]:
     """What ``Block.forward`` computes: (x_BTD, balance). ``x_BTD`` is fp32 and on the CPU."""
     b, t, d = x_BTD.shape
+    if len(cos_TC) != t:
+        raise ValueError(
+            f"rotary tables of {len(cos_TC)} positions for rows of {t}"
+        )  # kernels check no bounds
     attention, moe = block.self_attn, block.mlp
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x_BTD.dtype
     norm = block.input_layernorm

@@ -118,7 +118,7 @@ class Block(nn.Module):
         return self.composed(x_BTD, cos, sin)
 
     def composed(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """The definition, as tensor operations: what other devices run and what tests hold the fused one to."""
+        """The definition, as tensor operations: what tests hold the fused one to."""
         mixed = self.input_layernorm(x_BTD)
         if self.short_conv is not None:
             mixed = self.short_conv(mixed)
@@ -162,8 +162,11 @@ class PolicyModel(nn.Module):
                 nn.init.normal_(p, 0.0, residual if into_residual else 0.02, generator=generator)
 
     def hidden(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole sequences from position 0: (x_BTD after the last norm, mean balance over layers)."""
+        """Whole sequences from position 0: (x_BTD after the last norm, mean balance over layers). Raises ValueError
+        for rows longer than ``max_positions`` rounded up to 64."""
         t = ids_BT.shape[1]
+        if t > len(self.cos):
+            raise ValueError(f"rows of {t} tokens exceed the model's {len(self.cos)} positions")
         cos, sin = self.cos[:t].unsqueeze(0), self.sin[:t].unsqueeze(0)
         x = self.embed_tokens(ids_BT)
         total = x.new_zeros((), dtype=torch.float32)

@@ -68,7 +68,7 @@ class RLStepConfig(StrictConfig):
     weight_decay: float = 0.0
     warmup_steps: int = 3
     decay_share: float = Field(default=0.0, ge=0.0, le=1.0)
-    final_lr_scale: float = 0.1
+    final_lr_scale: float = Field(default=0.1, ge=0.0, le=1.0)
     clip_norm: float = 1.0
     tokens_per_rollout: float = 80.0
     tokens_per_microbatch: int = 4096
@@ -82,5 +82,7 @@ class RLStepConfig(StrictConfig):
     def lr_scale(self, step: int, progress: float) -> float:
         """Learning-rate factor of ``step`` (0-based) when ``progress`` (0..1) of the run is over."""
         warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
-        left = (1.0 - progress) / max(self.decay_share, 1e-9)
+        if not self.decay_share:
+            return warm
+        left = (1.0 - progress) / self.decay_share
         return warm * max(self.final_lr_scale, min(1.0, left))
