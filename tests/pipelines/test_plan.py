@@ -2,6 +2,7 @@
 
 import pytest
 
+from cadenza.core.config import differences
 from cadenza.core.errors import ConfigError
 from cadenza.pipelines import make_plan, plan_recipe
 from cadenza.pipelines.plan import recipe_folders
@@ -90,3 +91,16 @@ def test_every_shipped_recipe_plans():
     assert {"base", "demo", "demo-quick", "demo-base"} <= set(names)
     for name in names:
         assert plan_recipe(name).name
+
+
+def test_synchronous_rl_of_the_proof_is_the_same_run_but_for_overlap_and_length():
+    stages = {stage.name: stage for stage in plan_recipe("proof", ["seed=2"]).stages}
+    for name in ("rl_sync_1x1", "rl_sync_2x2"):
+        changed = differences(stages["rl"].settings, stages[name].settings)
+        keys = {text.partition(":")[0] for text in changed}
+        assert keys <= {"synchronous", "synchronous_threads", "max_steps", "max_seconds"}
+        assert "synchronous" in keys
+
+
+def test_rl_of_the_proof_ends_within_25_minutes_with_room_for_its_last_step():
+    assert plan_recipe("proof").stage_named("rl").settings["max_seconds"] <= 25 * 60 - 60
