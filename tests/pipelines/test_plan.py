@@ -104,3 +104,14 @@ def test_synchronous_rl_of_the_proof_is_the_same_run_but_for_overlap_and_length(
 
 def test_rl_of_the_proof_ends_within_25_minutes_with_room_for_its_last_step():
     assert plan_recipe("proof").stage_named("rl").settings["max_seconds"] <= 25 * 60 - 60
+
+
+@pytest.mark.parametrize("recipe", ["demo", "demo-quick"])
+@pytest.mark.parametrize("stage", ["cpt", "sft", "rl", "evaluate"])
+def test_a_report_is_made_again_with_every_stage_it_shows(recipe, stage):
+    assert "report" in plan_recipe(recipe).dependents(stage)
+
+
+def test_tasks_of_the_proof_are_the_same_for_every_seed_and_not_those_of_a_demo():
+    seeds = {plan_recipe("proof", [f"seed={seed}"]).stage_named("tasks").seed for seed in range(3)}
+    assert seeds == {1000} and plan_recipe("demo").stage_named("tasks").seed == 0
