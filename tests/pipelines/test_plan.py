@@ -85,12 +85,15 @@ def test_an_input_may_lie_elsewhere():
     assert str(planned.inputs["numbers"]) == "elsewhere/numbers"
 
 
-def test_every_shipped_recipe_plans():
+def test_every_shipped_recipe_plans_and_what_it_resolves_to_plans_the_same(tmp_path):
     shipped = recipe_folders()[-1]
     names = [path.stem for path in shipped.glob("*.toml")]
-    assert {"base", "demo", "demo-quick", "demo-base"} <= set(names)
+    assert {"base", "demo", "demo-quick", "demo-base", "proof"} <= set(names)
     for name in names:
-        assert plan_recipe(name).name
+        first = plan_recipe(name)
+        (tmp_path / f"{name}.toml").write_text(first.toml())
+        second = plan_recipe(str(tmp_path / f"{name}.toml"))
+        assert [s.digest for s in second.stages] == [s.digest for s in first.stages]
 
 
 def test_synchronous_rl_of_the_proof_is_the_same_run_but_for_overlap_and_length():
