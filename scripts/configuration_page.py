@@ -29,8 +29,8 @@ or with `--set`, for example `--set rl.max_steps=100`. An unknown key is refused
 how a stage runs but not what it makes: changing them never makes finished work stale.
 
 Any `[[stage]]` may also have `kind` (an import path, `package.module:Class`), `inputs` (a table: role = stage, or a
-path with a `/`) and `seed`. `extends = "NAME"` at the top takes over another recipe, and `order = [...]` picks
-stages from it.
+path with a `/`), `seed`, and `like` (another stage, whose keys it takes over before its own). `extends = "NAME"` at
+the top takes over another recipe, and `order = [...]` picks stages from it.
 """
 
 

@@ -58,6 +58,34 @@ def test_a_recipe_of_the_user_may_extend_the_shipped_one_of_the_same_name(tmp_pa
     assert load_recipe("demo", [own, shipped]) == {"seed": 1, "needs_disk_gb": 2, "name": "demo", "stage": []}
 
 
+LIKE = 'order = ["slow"]\n[[stage]]\nname = "slow"\nlike = "fast"\nwait = 2\nmix.hard = 3\n'
+FAST = '[[stage]]\nname = "fast"\nkind = "k:K"\nsteps = 5\nmix = { easy = 1, hard = 1 }\n'
+
+
+def test_a_stage_like_another_differs_only_in_its_own_keys_whichever_recipe_sets_the_others(recipes):
+    folders = recipes(parent=FAST, child='extends = "parent"\n' + LIKE)
+    copied = {"name": "slow", "kind": "k:K", "steps": 5, "mix": {"easy": 1, "hard": 3}, "wait": 2}
+    assert load_recipe("child", folders)["stage"] == [copied]
+    changed = load_recipe("child", folders, ["fast.steps=9", "fast.wait=1", "slow.mix.easy=0"])["stage"]
+    assert changed == [{**copied, "steps": 9, "mix": {"easy": 0, "hard": 3}}]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({"a": 3}, r"key 'a\.like' = 3 is not a text"),
+        ({"first": "secnd", "second": None}, "did you mean 'second'"),
+        ({"a": "a"}, "in a circle: a -> a"),
+        ({"a": "b", "b": "c", "c": "b"}, "in a circle: a -> b -> c -> b"),
+    ],
+)
+def test_a_stage_like_no_other_is_refused_in_one_line(recipes, stages, message):
+    tables = [{"name": name, **({} if like is None else {"like": like})} for name, like in stages.items()]
+    with pytest.raises(ConfigError, match=message) as failure:
+        load_recipe("r", recipes(r=to_toml({"stage": tables})))
+    assert "\n" not in str(failure.value)
+
+
 def test_a_circle_of_extends_is_named(recipes):
     folders = recipes(a='extends = "b"', b='extends = "a"')
     with pytest.raises(ConfigError, match=r"in a circle: a -> b -> a"):
@@ -143,7 +171,7 @@ scalars = st.one_of(
 )
 values = st.recursive(scalars, lambda inner: st.dictionaries(names, inner, max_size=3), max_leaves=6)
 tables = st.dictionaries(
-    names.filter(lambda n: n not in ("stage", "name", "extends", "order")), values, max_size=4
+    names.filter(lambda n: n not in ("stage", "name", "extends", "order", "like")), values, max_size=4
 )
 
 

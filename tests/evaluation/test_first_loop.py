@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from cadenza.core.errors import ConfigError, CorruptArtifact
 from cadenza.evaluation.figures import read_figures
+from cadenza.evaluation.report_inputs import MetricWriter, read_metrics
 
 PATH = Path(__file__).parents[2] / "experiments" / "first_loop.py"
 RECIPE = """
@@ -54,11 +56,11 @@ def test_all_arms_of_two_seeds_give_every_figure_and_nothing_runs_twice(driver, 
         "unseen_family_gain_points", "trainer_busy", "engine_busy", "env_busy", "async_vs_sync",
     }  # fmt: skip
     gain = figures["rl_gain_points"]
-    assert gain.seeds == (0, 1) and gain.n == 48 and gain.interval and gain.interval[0] > 0
+    assert gain.seeds == (0, 1) and gain.n == 200 and gain.interval and gain.interval[0] > 0
     assert "bar: at least 8 and interval above 0: met" in (gain.note or "")
-    assert figures["unseen_family_gain_points"].n == 12
+    assert figures["unseen_family_gain_points"].n == 50
     assert figures["async_vs_sync"].value == 1.5 and figures["async_vs_sync"].peer_value == 8.0
-    assert figures["trainer_busy"].value == 0.8
+    assert figures["trainer_busy"].value == 0.8, "the share of the whole run, not the mean of shares so far"
 
     times = {p: p.stat().st_mtime_ns for p in (results / "first_loop").glob("*.json")}
     assert len(times) == 10
@@ -96,16 +98,115 @@ def test_continued_sft_gets_the_wall_time_that_rl_took(driver, place, tmp_path):
     assert made.read_text() == f"sft_continued {seconds}"
 
 
+def test_fewer_tasks_than_the_claim_asks_for_never_meet_its_bar(driver, place):
+    results, options = place
+    assert driver.main([*options, "--seed", "0", "--set", "eval.tasks=60"]) == 0
+    figures = {f.figure: f for f in read_figures(results / "first_loop.jsonl")}
+    assert "bar: not tested, 48 tasks are fewer than 200" in (figures["rl_gain_points"].note or "")
+    assert "not tested" not in (figures["unseen_family_gain_points"].note or "")
+
+
 def test_records_of_two_configurations_are_not_pooled(driver, place, capsys):
     _, options = place
     assert driver.main([*options, "--only-arm", "prepare", "--seed", "0"]) == 0
     other = ["--only-arm", "prepare", "--seed", "1", "--set", "rl.pace=3.0"]
     assert driver.main([*options, *other]) == ConfigError.exit_code
-    assert "different configurations" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "different configurations" in told and "prepare-seed0" in told
+    assert "--restart --seed 0 --only-arm prepare" in told
 
 
-def test_a_damaged_record_is_named(driver, place):
+def test_a_record_of_another_configuration_is_neither_skipped_nor_built_on(driver, place, capsys):
+    results, options = place
+    assert driver.main([*options, "--only-arm", "prepare", "--seed", "0"]) == 0
+    for arm in ("prepare", "rl"):
+        changed = [*options, "--only-arm", arm, "--seed", "0", "--set", "rl.pace=3.0"]
+        capsys.readouterr()
+        assert driver.main(changed) == ConfigError.exit_code
+        told = capsys.readouterr().err
+        assert "prepare-seed0.json was made with another configuration" in told and told.count("\n") == 1
+        assert "add --restart --seed 0 --only-arm prepare" in told
+    assert not (results / "first_loop" / "rl-seed0.json").exists()
+
+
+def test_restart_makes_an_arm_and_what_builds_on_it_again_and_leaves_the_rest(
+    driver, place, tmp_path, capsys
+):
+    results, options = place
+    assert driver.main([*options, "--seed", "0"]) == 0
+    (run,) = [p for p in (tmp_path / "runs").iterdir() if p.is_dir()]
+    stages = ("sft", "rl", "rl_sync_1x1", "sft_continued", "eval")
+    before = {stage: (run / stage).stat().st_ino for stage in stages}
+    capsys.readouterr()
+    restarted = [*options, "--seed", "0", "--restart", "--only-arm", "rl"]
+    assert driver.main(restarted) == 0
+    told = capsys.readouterr().err
+    assert "removing the records of rl, sft_continued, eval and" in told
+    found = results / "first_loop"
+    assert {p.stem for p in found.glob("*.json")} == {"prepare-seed0", "rl-seed0", "rl_sync-seed0"}
+    assert list((found / "evaluations").iterdir()) == [] and not (found / "eval-seed0").exists()
+    assert {s for s in stages if (run / s).exists()} == {"sft", "rl", "rl_sync_1x1"}
+    assert (run / "sft").stat().st_ino == before["sft"]
+    assert driver.main([*options, "--seed", "0"]) == 0
+
+
+def test_restart_mends_another_configuration_and_a_damaged_record(driver, place):
+    results, options = place
+    assert driver.main([*options, "--seed", "0"]) == 0
+    (results / "first_loop" / "rl-seed0.json").write_text("{")
+    again = [*options, "--seed", "0", "--set", "tasks.pace=1.0"]
+    assert driver.main(again) == ConfigError.exit_code
+    assert driver.main([*again, "--restart"]) == 0
+    assert driver.main([*options, "--restart"]) == ConfigError.exit_code, "hours of work go only by name"
+
+
+def test_a_run_folder_of_other_settings_names_a_mend_that_this_command_has(driver, place, capsys):
+    results, options = place
+    assert driver.main([*options, "--only-arm", "prepare", "--seed", "0"]) == 0
+    (results / "first_loop" / "prepare-seed0.json").unlink()
+    changed = [*options, "--only-arm", "prepare", "--seed", "0", "--set", "sft.budget_s=3.0"]
+    capsys.readouterr()
+    assert driver.main(changed) == ConfigError.exit_code
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "'sft' was finished with another configuration (budget_s: 0.0 -> 3.0)" in told
+    assert "add --restart --seed 0 --only-arm prepare" in told and "--restart-from" not in told
+    assert driver.main([*changed, "--restart"]) == 0
+
+
+def test_a_recorded_arm_whose_models_are_gone_is_not_silently_trained_anew(driver, place, tmp_path, capsys):
+    _, options = place
+    assert driver.main([*options, "--only-arm", "prepare", "--seed", "0"]) == 0
+    (run,) = [p for p in (tmp_path / "runs").iterdir() if p.is_dir()]
+    shutil.rmtree(run)
+    assert driver.main([*options, "--only-arm", "rl", "--seed", "0"]) == ConfigError.exit_code
+    assert "'prepare' of seed 0 is recorded, but" in capsys.readouterr().err
+
+
+def test_the_curves_of_an_arm_are_kept_beside_its_record(driver, place):
+    results, options = place
+    assert driver.main([*options, "--seed", "0"]) == 0
+    found = results / "first_loop"
+    assert len((found / "rl-seed0" / "rl.jsonl").read_text().splitlines()) == 5
+    assert {p.name for p in (found / "rl_sync-seed0").iterdir()} == {"rl_sync_1x1.jsonl", "rl_sync_2x2.jsonl"}
+    record = json.loads((found / "eval-seed0.json").read_text())
+    assert "temperature-rl.json" in record["curves"]
+    assert json.loads((found / "eval-seed0" / "temperature-rl.json").read_text()) == {"temperature": 0.7}
+
+
+def test_a_long_curve_is_thinned_but_keeps_what_is_measured_rarely(driver, tmp_path):
+    with MetricWriter(tmp_path / "sft", "sft") as out:
+        for n in range(20_000):
+            out.write(n / 3, n, train_loss=1 / (n + 1), **({"heldout_loss": 0.5} if n % 500 == 7 else {}))
+    stage = driver.StageRun("sft", tmp_path / "sft", 1.0)
+    assert driver.keep_curves([stage], tmp_path / "kept") == ["sft.jsonl"]
+    assert (tmp_path / "kept" / "sft.jsonl").stat().st_size < 250_000
+    kept = read_metrics(tmp_path / "kept" / "sft.jsonl")
+    assert len(kept.series("heldout_loss")[0]) > 5 and kept.rows[-1]["step"] == 19_999
+
+
+def test_a_damaged_record_is_named(driver, place, capsys):
     results, options = place
     assert driver.main([*options, "--only-arm", "prepare", "--seed", "0"]) == 0
     (results / "first_loop" / "prepare-seed0.json").write_text("{")
     assert driver.main([*options, "--pool"]) == CorruptArtifact.exit_code
+    assert "--restart --seed 0 --only-arm prepare" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cadenza.core.config import differences
 from cadenza.core.errors import ConfigError
 from cadenza.pipelines import make_plan, plan_recipe
 from cadenza.pipelines.plan import recipe_folders
@@ -84,9 +85,36 @@ def test_an_input_may_lie_elsewhere():
     assert str(planned.inputs["numbers"]) == "elsewhere/numbers"
 
 
-def test_every_shipped_recipe_plans():
+def test_every_shipped_recipe_plans_and_what_it_resolves_to_plans_the_same(tmp_path):
     shipped = recipe_folders()[-1]
     names = [path.stem for path in shipped.glob("*.toml")]
-    assert {"base", "demo", "demo-quick", "demo-base"} <= set(names)
+    assert {"base", "demo", "demo-quick", "demo-base", "proof"} <= set(names)
     for name in names:
-        assert plan_recipe(name).name
+        first = plan_recipe(name)
+        (tmp_path / f"{name}.toml").write_text(first.toml())
+        second = plan_recipe(str(tmp_path / f"{name}.toml"))
+        assert [s.digest for s in second.stages] == [s.digest for s in first.stages]
+
+
+def test_synchronous_rl_of_the_proof_is_the_same_run_but_for_overlap_and_length():
+    stages = {stage.name: stage for stage in plan_recipe("proof", ["seed=2"]).stages}
+    for name in ("rl_sync_1x1", "rl_sync_2x2"):
+        changed = differences(stages["rl"].settings, stages[name].settings)
+        keys = {text.partition(":")[0] for text in changed}
+        assert keys <= {"synchronous", "synchronous_threads", "max_steps", "max_seconds"}
+        assert "synchronous" in keys
+
+
+def test_rl_of_the_proof_ends_within_25_minutes_with_room_for_its_last_step():
+    assert plan_recipe("proof").stage_named("rl").settings["max_seconds"] <= 25 * 60 - 60
+
+
+@pytest.mark.parametrize("recipe", ["demo", "demo-quick"])
+@pytest.mark.parametrize("stage", ["cpt", "sft", "rl", "evaluate"])
+def test_a_report_is_made_again_with_every_stage_it_shows(recipe, stage):
+    assert "report" in plan_recipe(recipe).dependents(stage)
+
+
+def test_tasks_of_the_proof_are_the_same_for_every_seed_and_not_those_of_a_demo():
+    seeds = {plan_recipe("proof", [f"seed={seed}"]).stage_named("tasks").seed for seed in range(3)}
+    assert seeds == {1000} and plan_recipe("demo").stage_named("tasks").seed == 0

@@ -1,8 +1,9 @@
 """Recipes: TOML files that compose with ``extends`` and are changed from the command line with ``--set``.
 
 A recipe is a table of scalars plus an ordered array of ``[[stage]]`` tables, each with a ``name``. A recipe that
-extends another changes the stages it names, key by key, and appends the ones that are new; ``order = [..]`` picks
-the stages to run and their order. This file knows nothing of what a stage is: it only finds, composes and changes.
+extends another changes the stages it names, key by key, and appends the ones that are new; ``like = "STAGE"`` in a
+stage takes over the keys of another; ``order = [..]`` picks the stages to run and their order. This file knows nothing
+of what a stage is: it only finds, composes and changes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def load_recipe(name: str, folders: Sequence[Path], overrides: Sequence[str] = (
         The composed table: scalars, and ``stage``: list of tables in running order.
 
     Raises:
-        ConfigError: unknown recipe, broken TOML, a circle of ``extends``, a malformed or unknown override.
+        ConfigError: unknown recipe, broken TOML, a circle of ``extends`` or ``like``, a malformed or unknown override.
     """
     path = find_recipe(name, folders)
     table = _compose(path, folders, ())
@@ -40,7 +41,7 @@ def load_recipe(name: str, folders: Sequence[Path], overrides: Sequence[str] = (
     table.setdefault("stage", [])
     for text in overrides:
         apply_override(table, text)
-    return _ordered(table)
+    return _ordered(_likened(table))
 
 
 def find_recipe(name: str, folders: Sequence[Path]) -> Path:
@@ -178,6 +179,31 @@ def parse_value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     return parsed["value"] if list(parsed) == ["value"] else text
+
+
+def _likened(table: dict[str, Any]) -> dict[str, Any]:
+    """Lays every stage with ``like`` over the stage it names. After the overrides, so that changing a stage changes
+    those that are like it; before ``order``, so that a stage may be like one that is not run."""
+    stages = {stage["name"]: stage for stage in table["stage"]}
+    table["stage"] = [_full_stage(stage, stages, ()) for stage in table["stage"]]
+    return table
+
+
+def _full_stage(
+    stage: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]], seen: tuple[str, ...]
+) -> dict[str, Any]:
+    name, own = stage["name"], {key: value for key, value in stage.items() if key != "like"}
+    if "like" not in stage:
+        return own
+    source = stage["like"]
+    if not isinstance(source, str):
+        raise ConfigError(f"key '{name}.like' = {source!r} is not a text", 'write like = "STAGE"')
+    if source not in stages:
+        raise unknown_key(f"{name}.like: {source}", source, stages)
+    if source in (*seen, name):
+        chain = " -> ".join((*seen, name, source))
+        raise ConfigError(f"stages are like each other in a circle: {chain}", "remove one like line")
+    return merge_tables(_full_stage(stages[source], stages, (*seen, name)), own)
 
 
 def _ordered(table: dict[str, Any]) -> dict[str, Any]:

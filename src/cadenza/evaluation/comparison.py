@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cadenza.core.errors import ConfigError
 from cadenza.evaluation.result import EvalResult, TaskFacts
 from cadenza.evaluation.statistics import (
     Estimate,
@@ -133,13 +134,29 @@ class Results:
         return [seed for seed in a if seed in b]
 
     def change(self, view: View, new: str, old: str, *, k: int = 1, greedy: bool = False) -> Estimate | None:
-        """Paired change of pass@k over the seeds that both policies have; None without a common one."""
+        """Paired change of pass@k over the seeds that both policies have; None without a common one, or where no
+        task has k samples. Raises ConfigError when the two were not measured on the same tasks in one harness."""
         a, b = self.by_seed(view, new, greedy=greedy), self.by_seed(view, old, greedy=greedy)
         seeds = [s for s in a if s in b]
+        self._require_comparable(view, new, old, seeds, greedy)
         try:
             return paired_change([a[s] for s in seeds], [b[s] for s in seeds], k=k)
-        except ValueError:  # no common seed, other tasks, or too few samples for k
+        except ValueError:  # no common seed, or too few samples for k
             return None
+
+    def _require_comparable(self, view: View, new: str, old: str, seeds: Sequence[int], greedy: bool) -> None:
+        """The harness must be one over all seeds, since they are pooled; tasks may differ from seed to seed."""
+        found = [r for r in self._of(view) if (r.temperature == 0.0) == greedy and r.seed in seeds]
+        theirs = {p: [r for r in found if r.policy == p] for p in (new, old)}
+        if len({r.harness_digest for side in theirs.values() for r in side}) > 1:
+            raise _not_comparable(new, old, "in different harnesses (agent loop, tools or limits)")
+        for seed in seeds:
+            suites, tasks = (
+                [sorted(what(r) for r in side if r.seed == seed) for side in theirs.values()]
+                for what in (lambda r: (r.suite, r.suite_digest), lambda r: (r.suite, sorted(r.tasks)))
+            )
+            if suites[0] != suites[1] or tasks[0] != tasks[1]:
+                raise _not_comparable(new, old, f"on different tasks (seed {seed}, view {view.key!r})")
 
     def _of(self, view: View) -> list[EvalResult]:
         return [
@@ -150,7 +167,10 @@ class Results:
 
 
 def compare(results: Sequence[EvalResult], pairs: Sequence[tuple[str, str]] = PAIRS) -> list[Comparison]:
-    """One Comparison a view that has results, with the changes of `pairs` (old, new) where both are there."""
+    """One Comparison a view that has results, with the changes of `pairs` (old, new) where both are there.
+
+    Raises ConfigError when a pair was not measured on the same tasks in one harness.
+    """
     found = Results(results)
     comparisons = []
     for view in VIEWS:
@@ -161,6 +181,13 @@ def compare(results: Sequence[EvalResult], pairs: Sequence[tuple[str, str]] = PA
         rows = [_row(found, view, policy) for policy in policies]
         comparisons.append(Comparison(view, tuple(rows), tuple(changes)))
     return comparisons
+
+
+def _not_comparable(new: str, old: str, how: str) -> ConfigError:
+    return ConfigError(
+        f"results of {new!r} and {old!r} do not compare: they were measured {how}",
+        "evaluate both again with one version and one set of tasks",
+    )
 
 
 def _row(found: Results, view: View, policy: str) -> Row:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cadenza.core.errors import ConfigError
 from cadenza.evaluation.charts import Strip, signed, strip
 from cadenza.evaluation.comparison import Change, Comparison, Row, compare, label, ordered
 from cadenza.evaluation.report_charts import STAGE_TITLES, Chart, plain_chart, stage_charts
@@ -93,7 +94,12 @@ class Report:
 
 def build_report(inputs: RunInputs) -> Report:
     """Computes the report; never fails for a part that is missing."""
-    comparisons = compare(inputs.evaluations)
+    problems = list(inputs.problems)
+    try:
+        comparisons = compare(inputs.evaluations)
+    except ConfigError as error:  # the rates stand, each for itself
+        problems.append(f"{error.cause}: no changes are shown")
+        comparisons = compare(inputs.evaluations, pairs=())
     missing = _missing(inputs, comparisons)
     sections = []
     for stage in [*EXPECTED_STAGES, *sorted(set(inputs.metrics) - set(EXPECTED_STAGES))]:
@@ -112,7 +118,7 @@ def build_report(inputs: RunInputs) -> Report:
         timeline=_timeline(inputs.timeline),
         examples=_examples(inputs.trajectories),
         missing=missing,
-        problems=list(inputs.problems),
+        problems=problems,
         generated_at=now_iso(),
     )
 
@@ -264,7 +270,7 @@ def _slices(results: Sequence[EvalResult]) -> list[Slices]:
 
 
 def _examples(trajectories: Sequence[Trajectory]) -> list[Example]:
-    """Tasks with rollouts of several policies, those that the last policy solved and an earlier one did not first."""
+    """Tasks with rollouts of several policies, first those that the last one solved and the one before it did not."""
     by_task: dict[str, dict[str, Trajectory]] = {}
     for t in trajectories:
         by_task.setdefault(t.task_id, {}).setdefault(t.policy, t)
@@ -274,7 +280,7 @@ def _examples(trajectories: Sequence[Trajectory]) -> list[Example]:
         examples.append(Example(rollouts[0].prompt, task_id, rollouts[0].family, rollouts))
 
     def rank(e: Example) -> tuple[int, int]:
-        told_apart = len(e.rollouts) > 1 and bool(e.rollouts[-1].solved) and not e.rollouts[0].solved
+        told_apart = len(e.rollouts) > 1 and bool(e.rollouts[-1].solved) and not e.rollouts[-2].solved
         return (0 if told_apart else 1 if len(e.rollouts) > 1 else 2, sum(len(r.turns) for r in e.rollouts))
 
     return sorted(examples, key=rank)[:MAX_EXAMPLES]

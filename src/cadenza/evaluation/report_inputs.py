@@ -111,6 +111,21 @@ class Metrics:
         """The latest value."""
         return next((r[name] for r in reversed(self.rows) if name in r), None)
 
+    def thinned(self, max_bytes: int) -> str:
+        """The rows as JSON lines of at most about `max_bytes`, values to six digits. Of rows with the same names every
+        so many stay, so that what is measured rarely (validation) is not lost among what is measured at each step;
+        the last row stays."""
+        lines = [json.dumps({k: _short(v) for k, v in row.items()}) + "\n" for row in self.rows]
+        stride = max(1, math.ceil(sum(map(len, lines)) / max_bytes))
+        seen: dict[tuple[str, ...], int] = {}
+        kept = []
+        for number, (row, text) in enumerate(zip(self.rows, lines, strict=True), 1):
+            before = seen.get(tuple(row), 0)
+            seen[tuple(row)] = before + 1
+            if before % stride == 0 or number == len(lines):
+                kept.append(text)
+        return "".join(kept)
+
 
 @dataclass
 class RunInputs:
@@ -270,6 +285,10 @@ def _models(path: Path, model: Any, problems: list[str]) -> list[Any]:
     if refused:
         problems.append(f"{path.name}: {refused} entries do not fit the schema and were left out")
     return found
+
+
+def _short(value: float) -> float | int:
+    return int(value) if value.is_integer() else float(f"{value:.6g}")
 
 
 def _text(value: Any) -> str:

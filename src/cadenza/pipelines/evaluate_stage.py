@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from cadenza.core.config import StrictConfig
+from pydantic import Field, model_validator
+
+from cadenza.core.config import StrictConfig, unknown_key
+from cadenza.core.errors import CorruptArtifact
+from cadenza.core.files import read_json, write_json
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.evaluation.evaluate import choose_temperature, evaluate, harness_digest
 from cadenza.evaluation.report_inputs import append_lines, trajectory_of
@@ -31,12 +35,25 @@ class SuiteTable(StrictConfig):
     greedy: bool = True
 
 
+class PolicyTable(StrictConfig):
+    """What is asked of one policy only, to spend less on it. It meets the same tasks as the others, so that it can be
+    paired with them. ``temperatures``: instead of the grid; ``samples``: at most so many of each suite; ``splits``: the
+    suites it is evaluated on; ``greedy``: false leaves the greedy results out."""
+
+    temperatures: tuple[float, ...] | None = None
+    samples: int | None = Field(default=None, ge=1)
+    splits: tuple[str, ...] | None = None
+    greedy: bool = True
+
+
 class EvaluateConfig(StrictConfig):
     """``temperatures`` are tried on ``validation_tasks`` of the validation split, never on held-out ones; with one
-    temperature nothing is tried. ``trajectories``: readable rollouts kept a policy."""
+    temperature nothing is tried. ``policies``: by role, what is different for that policy. ``trajectories``: readable
+    rollouts kept a policy."""
 
     suites: tuple[SuiteTable, ...] = (SuiteTable(),)
-    temperatures: tuple[float, ...] = (0.5, 0.8, 1.0)
+    temperatures: tuple[float, ...] = Field(default=(0.5, 0.8, 1.0), min_length=1)
+    policies: dict[str, PolicyTable] = {}
     validation_split: str = "val"
     validation_tasks: int = 64
     validation_samples: int = 4
@@ -44,9 +61,20 @@ class EvaluateConfig(StrictConfig):
     limits: EvalLimits = EvalLimits()
     services: ServicesConfig = ServicesConfig()
 
+    @model_validator(mode="after")
+    def _policies_fit(self) -> EvaluateConfig:
+        known = {suite.split for suite in self.suites}
+        for name, table in self.policies.items():
+            if strange := set(table.splits or ()) - known:
+                raise ValueError(f"policies.{name}.splits names {min(strange)!r}, which no suite has")
+            if table.temperatures == ():
+                raise ValueError(f"policies.{name}.temperatures is empty")
+        return self
+
 
 class Evaluate(Stage[EvaluateConfig]):
-    """Artifact: ``evaluations/*.json``, ``trajectories.jsonl``. Every role but ``tasks`` is a policy of that name."""
+    """Artifact: ``evaluations/*.json``, ``temperature-POLICY.json`` (the table a temperature was chosen from),
+    ``trajectories.jsonl``. Every role but ``tasks`` is a policy of that name."""
 
     Config = EvaluateConfig
     inputs = ("tasks",)
@@ -55,10 +83,13 @@ class Evaluate(Stage[EvaluateConfig]):
 
     def run(self, context: StageContext) -> Figures:
         figures: Figures = {}
+        policies = [name for name in context.artifacts if name != "tasks"]
+        for name in self.config.policies:
+            if name not in policies:
+                raise unknown_key(f"{context.name}.policies.{name}", name, policies)
         with placement_of(self.config.services) as placement:
-            for name in context.artifacts:
-                if name != "tasks":
-                    figures |= asyncio.run(self._policy(context, placement, name))
+            for name in policies:
+                figures |= asyncio.run(self._policy(context, placement, name))
         return figures
 
     async def _policy(self, context: StageContext, placement: Placement, name: str) -> Figures:
@@ -71,7 +102,7 @@ class Evaluate(Stage[EvaluateConfig]):
         try:
             temperature = await runner.temperature()
             figures[f"{name}_temperature"] = temperature
-            for suite in config.suites:
+            for suite in _suites_of(config, name):
                 found = load_tasks(context.input("tasks") / suite.split)
                 tasks = found[: suite.tasks] if suite.tasks else found
                 plans = [(f"{suite.split}", suite.samples, temperature)]
@@ -89,6 +120,21 @@ class Evaluate(Stage[EvaluateConfig]):
         finally:
             await runner.aclose()
         return figures
+
+
+def _suites_of(config: EvaluateConfig, name: str) -> list[SuiteTable]:
+    """The suites of one policy, cut to what its table asks."""
+    table = config.policies.get(name, PolicyTable())
+    return [
+        suite.model_copy(
+            update={
+                "samples": min(suite.samples, table.samples or suite.samples),
+                "greedy": suite.greedy and table.greedy,
+            }
+        )
+        for suite in config.suites
+        if table.splits is None or suite.split in table.splits
+    ]
 
 
 class _Runner:
@@ -121,24 +167,48 @@ class _Runner:
             self.placement.kill(service)
 
     async def temperature(self) -> float:
-        """The best of the grid on validation tasks; remembered beside the results."""
-        if len(self.config.temperatures) == 1:
-            return self.config.temperatures[0]
-        path = self.context.out / f"temperature-{self.name}.txt"
-        if path.is_file():
-            return float(path.read_text())
-        tasks = load_tasks(self.context.input("tasks") / self.config.validation_split)
-        tasks = tasks[: self.config.validation_tasks]
+        """The best of the grid on validation tasks; remembered with its table beside the results."""
+        config = self.config
+        table = config.policies.get(self.name, PolicyTable())
+        temperatures = table.temperatures or config.temperatures
+        if len(temperatures) == 1:
+            return temperatures[0]
+        path = self.context.out / f"temperature-{self.name}.json"
+        if (known := self._known_temperature(path)) is not None:
+            return known
+        tasks = load_tasks(self.context.input("tasks") / config.validation_split)
+        tasks = tasks[: config.validation_tasks]
 
         async def run(chosen: Sequence[Task], temperature: float) -> EvalResult:
             label = f"val t={temperature}"
-            samples, split = self.config.validation_samples, self.config.validation_split
+            samples, split = config.validation_samples, config.validation_split
             return await self.evaluate(chosen, label, samples, temperature, split)
 
-        choice = await choose_temperature(run, tasks, self.config.temperatures)
+        choice = await choose_temperature(run, tasks, temperatures)
         self.context.telemetry.log("temperature", policy=self.name, table=choice.pass_at_1)
-        path.write_text(str(choice.temperature))
+        tried = [{"temperature": t, "pass_at_1": rate} for t, rate in choice.pass_at_1.items()]
+        write_json(
+            path,
+            {
+                "policy": self.name,
+                "temperature": choice.temperature,
+                "split": config.validation_split,
+                "tasks": len(tasks),
+                "samples": config.validation_samples,
+                "tried": tried,
+            },
+        )
         return choice.temperature
+
+    def _known_temperature(self, path: Path) -> float | None:
+        """What an interrupted attempt chose; None when it did not come so far, or left a file that is not whole."""
+        if not path.is_file():
+            return None
+        try:
+            return float(read_json(path)["temperature"])
+        except (CorruptArtifact, KeyError, TypeError, ValueError) as error:
+            self.context.logger.warning("%s is not whole (%s): the temperature is chosen again", path, error)
+            return None
 
     async def evaluate(
         self, tasks: Sequence[Task], label: str, samples: int, temperature: float, suite: str

@@ -20,7 +20,8 @@ class ReportConfig(StrictConfig):
 
 
 class Report(Stage[ReportConfig]):
-    """Artifact: ``report.html``, ``report.json``; copies of both are put into the run's folder."""
+    """Artifact: ``report.html``, ``report.json``; copies of both are put into the run's folder. It finds what it shows
+    in the run's folder; its inputs say which stages make it stale when they are made again."""
 
     Config = ReportConfig
     open_inputs = True
