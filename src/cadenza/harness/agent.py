@@ -10,7 +10,9 @@ What ends a run (``finish_reason``):
 ``max_tokens``  a turn was cut at its token limit; it is flagged and not executed (case 18)
 ``context``     the context is full (case 17); a turn cut by it is not executed either
 ``errors``      too many calls one after another were broken, refused or without effect; one only gets an error as its
-                result (case 15), but a model that repeats itself would go on until something else ends it
+                result (case 15), but a model that repeats itself would go on until something else ends it. Every
+                kind of error counts but ``unexpected_environment``, which is not the model's doing: it neither adds
+                to the row nor ends it
 ``deadline``    the wall time is over
 """
 
@@ -161,7 +163,8 @@ class Agent:
             run.log({**entry, "output": result.text, "error_kind": result.error_kind})
             if result.ends:
                 return "finish"
-            run.errors_in_a_row = run.errors_in_a_row + 1 if result.error_kind is not None else 0
+            if result.error_kind != "unexpected_environment":
+                run.errors_in_a_row = run.errors_in_a_row + 1 if result.error_kind is not None else 0
             if run.errors_in_a_row >= limits.max_errors_in_a_row:
                 return "errors"
             new_ids, new_kinds = self._render_result(result.text)
