@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cadenza.cli.failures import report
-from cadenza.core.errors import MissingArtifact, ServiceDied
+from cadenza.core.errors import ConfigError, MissingArtifact, ServiceDied
+from cadenza.pipelines.plan import plan_recipe
 
 
 @pytest.fixture
@@ -95,6 +97,27 @@ def test_train_runs_and_the_overview_tells_it(cadenza, tmp_path):
     assert again.stderr.splitlines()[-1].startswith(
         "error: stage 'numbers' was finished with another configuration (count: 4 -> 5); add --restart-from numbers"
     )
+
+
+def test_an_example_of_set_names_an_unknown_key():
+    root = Path(__file__).parents[2]
+    files = [root / "README.md", root / "CONTRIBUTING.md"]
+    files += [
+        path for folder in ("docs", "src") for end in ("*.md", "*.py") for path in (root / folder).rglob(end)
+    ]
+    examples = {
+        example: path
+        for path in files
+        for example in re.findall(
+            r"--set ([a-z_]+(?:\.[a-z_]+)*=[^\s`\"]+)", path.read_text(encoding="utf-8")
+        )
+    }
+    assert {"rl.max_steps=40", "sft.epochs=2", "seed=1"} <= set(examples)
+    for example, path in examples.items():
+        try:
+            plan_recipe("demo", [example])
+        except ConfigError as error:
+            pytest.fail(f"{path}: --set {example}: {error}")
 
 
 def test_help_and_version_need_nothing_installed_but_the_base(cadenza):
