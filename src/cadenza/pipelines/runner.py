@@ -28,14 +28,14 @@ from cadenza.core.progress import Progress, clock
 from cadenza.core.rundb import RunDatabase, rl_run_id
 from cadenza.core.telemetry import Telemetry
 from cadenza.core.types import to_plain
+from cadenza.orchestration.placement import OPENMP
 from cadenza.pipelines.plan import Plan, PlannedStage
 from cadenza.pipelines.run_folder import RunFolder
 from cadenza.pipelines.stages import Figures, StageContext
 
 RESUME = "run the same command again to go on"
-# OpenMP's idle threads spin for a while before they sleep. Read when torch is loaded, which stages do. At the default
-# they keep a core from the threads that run our own kernels: a tenth of a training step's time.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+for _name, _value in OPENMP.items():  # before a stage loads torch
+    os.environ.setdefault(_name, _value)
 BEGUN = ".stage.json"  # in a partial artifact: whose configuration it belongs to
 
 

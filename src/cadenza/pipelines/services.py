@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from pydantic import model_validator
 
@@ -17,7 +18,7 @@ from cadenza.orchestration.placement import Placement, Remote, make_placement
 class ServicesConfig(StrictConfig):
     """``placement``: ray (one actor a service) or in_process. ``ray_address``: empty for a private local Ray."""
 
-    placement: str = "ray"
+    placement: Literal["ray", "in_process"] = "ray"
     ray_address: str = ""
     engine: EngineConfig = EngineConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
