@@ -37,11 +37,10 @@ class Sft(Stage[SftConfig]):
     resumable = True
 
     def run(self, context: StageContext) -> Figures:
-        import torch
-
         from cadenza.model.hf import load_model
-        from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16, write_whole
+        from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
+        from cadenza.training.checkpoint import load_state, save_state
         from cadenza.training.lm import mean_nll, microbatches
         from cadenza.training.sft import (
             Plateau,
@@ -79,13 +78,13 @@ class Sft(Stage[SftConfig]):
         def evaluate(_step: int) -> dict[str, float]:
             loss = mean_nll(model, held, use_bf16())
             if plateau.observe(loss) and config.keep_best:
-                write_whole(best, model.state_dict())
+                save_state(model.state_dict(), best)
             return {"heldout_loss": loss}
 
         every = max(1, per_epoch // config.evaluations_per_epoch)
         seconds = run.run(every, evaluate, lambda: bool(config.patience) and plateau.flat, config.budget_s)
         if best.is_file():
-            model.load_state_dict(torch.load(best, weights_only=True))
+            model.load_state_dict(load_state(best))
         save_with_tokenizer(model, tokenizer, context.out)
         run.finish()
         best.unlink(missing_ok=True)
