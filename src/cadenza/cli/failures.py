@@ -8,9 +8,10 @@ import time
 import traceback
 from pathlib import Path
 
-from cadenza.core.errors import CadenzaError
+from cadenza.core.errors import CadenzaError, ResourceExhausted
 from cadenza.core.extras import missing_extra
 from cadenza.core.files import disk_full, is_disk_full
+from cadenza.core.memory import is_out_of_memory, out_of_memory
 
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
 _trace_folder: Path | None = None
@@ -29,6 +30,8 @@ def report(error: Exception) -> int:
         error, cause = cause, getattr(cause, "cause", None)
     if not isinstance(error, CadenzaError) and is_disk_full(error):
         error = disk_full(getattr(error, "filename", None) or "a file")
+    if not isinstance(error, ResourceExhausted) and is_out_of_memory(error):
+        error = out_of_memory("this command")
     error = missing_extra(error, "this command") or error
     if isinstance(error, CadenzaError):
         print(f"error: {_one_line(error.cause)}; {_one_line(error.mend)}", file=sys.stderr)

@@ -15,7 +15,8 @@ from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
-from cadenza.core.errors import ResourceExhausted, ServiceDied
+from cadenza.core.errors import CadenzaError, ServiceDied
+from cadenza.core.memory import is_out_of_memory, out_of_memory
 
 MALLOC = {
     # Keeps freed tensors in the process. Returning them to the system costs a fault per page at the next step:
@@ -156,13 +157,17 @@ class _Actor(Remote):
         from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
         if isinstance(error, RayTaskError) and isinstance(getattr(error, "cause", None), BaseException):
-            return error.cause
-        if isinstance(error, OutOfMemoryError):
-            return ResourceExhausted(
-                f"service {self.name} ran out of memory", "close other programs or make its batch smaller"
-            )
+            error = error.cause
+        if isinstance(error, CadenzaError):
+            return error
+        if isinstance(error, OutOfMemoryError) or is_out_of_memory(error):
+            return out_of_memory(f"service {self.name}")
         if isinstance(error, RayActorError):
-            return ServiceDied(f"service {self.name} died", "run the same command again to go on")
+            return ServiceDied(
+                f"service {self.name} was killed or crashed",
+                "run the same command again to go on; if the system killed it because memory ran low (dmesg says "
+                "so), close other programs first",
+            )
         return error
 
 

@@ -168,7 +168,7 @@ class RLRun:
                 raise DeadlineExceeded(
                     f"no rollout and no step for {self.config.idle_deadline_s:.0f} s "
                     f"({len(self.flight)} groups in flight)",
-                    "look at the run's log; run the same command again to go on",
+                    "run the same command again to go on, or raise STAGE.idle_deadline_s with --restart-from STAGE",
                 )
         self._call(self.services.environment, "cancel")
         wall = self.clock() - started
@@ -285,7 +285,7 @@ class RLRun:
             elif self.clock() - begun > self.config.step_deadline_s:
                 raise DeadlineExceeded(
                     f"step {self.version + 1} took over {self.config.step_deadline_s:.0f} s",
-                    "raise step_deadline_s or make the batch smaller",
+                    "raise STAGE.step_deadline_s or lower STAGE.groups_per_step, with --restart-from STAGE",
                 )
             return
         groups = self._next_batch()
@@ -415,7 +415,8 @@ class RLRun:
         if metrics["parity_tokens"] >= 500 and metrics["k3"] > limit:
             raise CadenzaError(
                 f"trainer and engine disagree at the same version: mean k3 {metrics['k3']:.4g} > {limit:g}",
-                "check the engine's dtype and weights; set step.parity_limit_* if the limit is wrong",
+                "set STAGE.services.engine.dtype to float32, or raise STAGE.step.parity_limit_*, "
+                "with --restart-from STAGE",
             )
 
     def _set_threads(self, training: bool) -> None:
