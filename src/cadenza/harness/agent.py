@@ -27,6 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 from cadenza.core.types import Segment
 from cadenza.harness.segment import SegmentBuilder
@@ -37,12 +39,12 @@ from cadenza.tokens import BrokenCall, Call, CompactRenderer, Final, Parsed, Sam
 class Limits(StrictConfig):
     """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike."""
 
-    max_turns: int = 14
-    max_tokens_per_turn: int = 96
-    max_context_tokens: int = 1024
-    max_output_tokens: int = 448  # of one tool result
-    max_errors_in_a_row: int = 3
-    wall_s: float = 60.0
+    max_turns: int = Field(default=14, gt=0)
+    max_tokens_per_turn: int = Field(default=96, gt=0)
+    max_context_tokens: int = Field(default=1024, gt=0)
+    max_output_tokens: int = Field(default=448, gt=0)  # of one tool result
+    max_errors_in_a_row: int = Field(default=3, gt=0)
+    wall_s: float = Field(default=60.0, gt=0)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, DeadlineExceeded, RolloutFailure, ServiceDied
 from cadenza.core.memory import is_out_of_memory, out_of_memory
@@ -34,7 +36,7 @@ class EnvironmentConfig(StrictConfig):
     """``backend`` is chosen by name and never replaced by another (invariant 12)."""
 
     backend: Literal["local"] = "local"
-    sandboxes: int = 64  # trials that hold a sandbox at once; further orders wait
+    sandboxes: int = Field(default=64, gt=0)  # trials that hold a sandbox at once; further orders wait
     agent: Limits = Limits()
     deadlines: Deadlines = Deadlines()
     rewards: RewardConfig = RewardConfig()

@@ -52,20 +52,20 @@ class RunConfig(StrictConfig):
     """
 
     max_steps: int = Field(default=60, ge=0)
-    max_seconds: float = 600.0
+    max_seconds: float = Field(default=600.0, gt=0)
     group_size: int = Field(default=8, gt=0)
     groups_per_step: int = Field(default=8, gt=0)
     most_groups_per_step: int = Field(default=32, gt=0)
     groups_in_flight: int = Field(default=14, gt=0)
     max_staleness: int = Field(default=4, ge=0)
-    straggler_s: float = 30.0
-    temperature: float = 1.0
+    straggler_s: float = Field(default=30.0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
     synchronous: bool = False
-    synchronous_threads: int = 2
+    synchronous_threads: int = Field(default=2, gt=0)
     attempts: int = Field(default=3, gt=0)
     checkpoint_every: int = Field(default=1, gt=0)
-    step_deadline_s: float = 300.0
-    idle_deadline_s: float = 120.0
+    step_deadline_s: float = Field(default=300.0, gt=0)
+    idle_deadline_s: float = Field(default=120.0, gt=0)
     step: RLStepConfig = RLStepConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 from cadenza.evaluation.report_inputs import read_metrics
 from cadenza.pipelines.stages import Figures, Stage, StageContext
@@ -14,14 +16,14 @@ class SftConfig(StrictConfig):
     (0: never stop early), at most ``budget_s`` seconds. With ``keep_best`` the weights of the best evaluation
     are kept."""
 
-    epochs: float = 8.0
-    budget_s: float = 1e9
-    tokens_per_step: int = 4096
-    tokens_per_microbatch: int = 4096
-    threads: int = 2
-    evaluations_per_epoch: int = 2
-    patience: int = 4
-    tolerance: float = 0.01
+    epochs: float = Field(default=8.0, gt=0)
+    budget_s: float = Field(default=1e9, gt=0)
+    tokens_per_step: int = Field(default=4096, gt=0)
+    tokens_per_microbatch: int = Field(default=4096, gt=0)
+    threads: int = Field(default=2, gt=0)
+    evaluations_per_epoch: int = Field(default=2, gt=0)
+    patience: int = Field(default=4, ge=0)
+    tolerance: float = Field(default=0.01, ge=0)
     keep_best: bool = True
     data: SftDataConfig = SftDataConfig()
     optimizer: OptimizerConfig = OptimizerConfig(
