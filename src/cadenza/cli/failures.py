@@ -6,9 +6,11 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from cadenza.core.errors import CadenzaError, ResourceExhausted
+from cadenza.core.errors import CadenzaError, Interrupted, ResourceExhausted
 from cadenza.core.extras import missing_extra
 from cadenza.core.files import disk_full, is_disk_full
 from cadenza.core.memory import is_out_of_memory, out_of_memory
@@ -21,6 +23,15 @@ def keep_traces_in(folder: Path) -> None:
     """From now on the trace of an unexpected error goes into this folder (a run's), if it exists by then."""
     global _trace_folder
     _trace_folder = folder
+
+
+@contextmanager
+def interruptible(what: str, mend: str) -> Iterator[None]:
+    """Ctrl-C in the block becomes the one line of any other failure; typer would leave without a word."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"interrupted while {what}", mend) from error
 
 
 def report(error: Exception) -> int:
