@@ -47,7 +47,7 @@ class SftDataConfig(StrictConfig):
 
     context_weight: float = Field(default=0.1, ge=0)
     mistake_weight: float = Field(default=0.0, ge=0)
-    validation_share: float = Field(default=0.1, gt=0, lt=1)
+    validation_share: float = Field(default=0.1, gt=0, le=1)
 
 
 class RLStepConfig(StrictConfig):
