@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cadenza.cli.app import main
 from cadenza.cli.failures import report
-from cadenza.core.errors import MissingArtifact, ServiceDied
+from cadenza.core.errors import ConfigError, MissingArtifact, ServiceDied
+from cadenza.pipelines.plan import plan_recipe
 
 
 @pytest.fixture
@@ -95,6 +98,95 @@ def test_train_runs_and_the_overview_tells_it(cadenza, tmp_path):
     assert again.stderr.splitlines()[-1].startswith(
         "error: stage 'numbers' was finished with another configuration (count: 4 -> 5); add --restart-from numbers"
     )
+
+
+def test_an_example_of_set_names_an_unknown_key():
+    root = Path(__file__).parents[2]
+    files = [root / "README.md", root / "CONTRIBUTING.md"]
+    files += [
+        path for folder in ("docs", "src") for end in ("*.md", "*.py") for path in (root / folder).rglob(end)
+    ]
+    examples = {
+        example: path
+        for path in files
+        for example in re.findall(
+            r"--set ([a-z_]+(?:\.[a-z_]+)*=[^\s`\"]+)", path.read_text(encoding="utf-8")
+        )
+    }
+    assert {"rl.max_steps=40", "sft.epochs=2", "seed=1"} <= set(examples)
+    for example, path in examples.items():
+        try:
+            plan_recipe("demo", [example])
+        except ConfigError as error:
+            pytest.fail(f"{path}: --set {example}: {error}")
+
+
+def test_a_report_is_printed_between_a_script_and_its_json(cadenza, tmp_path):
+    (tmp_path / "told.toml").write_text(
+        '[[stage]]\nname = "numbers"\nkind = "example_stages:Numbers"\n'
+        '[[stage]]\nname = "report"\nkind = "cadenza.pipelines.report_stage:Report"\n'
+    )
+    done = cadenza("train", "./told.toml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [stage["name"] for stage in json.loads(done.stdout)["stages"]] == ["numbers", "report"]
+    told = cadenza("train", "./told.toml", "--restart-from", "report")
+    assert "Stages" in told.stdout and "report.html" in told.stdout
+
+
+@pytest.mark.needs_train
+@pytest.mark.parametrize(
+    ("command", "work"),
+    [
+        (["eval", ".", "--tasks", "."], "cadenza.pipelines.measure.measure_model"),
+        (["agent", ".", "--model", ".", "--task", "x"], "cadenza.pipelines.assist.assist"),
+    ],
+)
+def test_a_stopped_command_says_nothing(monkeypatch, capsys, tmp_path, command, work):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(work, stopped)
+    monkeypatch.setattr(sys, "argv", ["cadenza", *command])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: interrupted while ") and "; " in line
+
+
+@pytest.mark.needs_train
+def test_a_measurement_is_lost_to_an_out_that_cannot_be_written(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "cadenza.pipelines.measure.measure_model", lambda *_, **__: pytest.fail("it measured")
+    )
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(sys, "argv", ["cadenza", "eval", ".", "--tasks", ".", "--out", "file/all.json"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith("error: cannot write file/all.json: ")
+
+
+@pytest.mark.needs_namespaces
+@pytest.mark.needs_root
+def test_refused_namespaces_are_found_after_the_tasks_were_generated(tmp_path, command_environment):
+    """In a user namespace of its own, whose limit is set to zero: the kernel really refuses."""
+    (tmp_path / "tasks.toml").write_text(
+        '[[stage]]\nname = "tasks"\nkind = "cadenza.pipelines.tasks_stage:Tasks"\n[stage.splits.val]\ncount = 1\n'
+    )
+    script = (
+        f"echo 0 > /proc/sys/user/max_user_namespaces; exec {sys.executable} -m cadenza train ./tasks.toml"
+    )
+    done = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c", script],
+        env=command_environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: ") and "user.max_user_namespaces is 0" in line and "sysctl -w" in line
+    assert not list((tmp_path / "runs").rglob("task.toml"))
 
 
 def test_help_and_version_need_nothing_installed_but_the_base(cadenza):

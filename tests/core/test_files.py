@@ -6,8 +6,15 @@ import sys
 
 import pytest
 
-from cadenza.core.errors import CorruptArtifact, MissingArtifact, ResourceExhausted
-from cadenza.core.files import is_disk_full, read_json, require_folder, write_bytes, write_json
+from cadenza.core.errors import ConfigError, CorruptArtifact, MissingArtifact, ResourceExhausted
+from cadenza.core.files import (
+    is_disk_full,
+    read_json,
+    require_folder,
+    require_writable,
+    write_bytes,
+    write_json,
+)
 
 
 def test_a_written_file_is_whole_and_leaves_no_temporary(tmp_path):
@@ -55,6 +62,14 @@ def test_json_that_is_cut_short_names_the_file(tmp_path):
     (tmp_path / "a.json").write_text('{"a": ')
     with pytest.raises(CorruptArtifact, match=r"a\.json is not JSON"):
         read_json(tmp_path / "a.json")
+
+
+def test_a_place_that_cannot_be_written_is_found_when_the_work_is_done(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write .*choose another"):
+        require_writable(tmp_path / "file" / "x.json", "choose another")
+    require_writable(tmp_path / "new" / "x.json", "choose another")
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_missing_folder_is_named_with_what_it_should_have_been(tmp_path):

@@ -153,6 +153,22 @@ def test_errors_with_work_between_them_end_the_run(renderer, replay, make_sandbo
     assert result.finish_reason == "finish"
 
 
+def test_faults_of_the_environment_end_the_run_or_hide_errors_of_the_model(renderer, replay, make_sandbox):
+    class Full(make_sandbox):
+        async def write(self, path, data):
+            raise OSError(28, "No space left on device", path)
+
+    edit, wrong = Call("edit_line", "a.py 1", "x = 5"), Call("nonsense")
+    result = start(
+        renderer, replay(*[edit] * 5, Call("finish")), Full(FILES), limits=Limits(max_errors_in_a_row=3)
+    )
+    assert [entry.get("error_kind") for entry in result.trace[:5]] == ["unexpected_environment"] * 5
+    assert result.finish_reason == "finish"
+    session = replay(wrong, edit, wrong, edit, wrong, Call("finish"))
+    result = start(renderer, session, Full(FILES), limits=Limits(max_errors_in_a_row=3))
+    assert result.finish_reason == "errors" and len(session.budgets) == 5
+
+
 def test_case_18_a_cut_turn_is_flagged_and_not_executed(renderer, replay, make_sandbox):
     sandbox = make_sandbox(FILES)
     whole = renderer.render_action(Call("edit_line", "a.py 1", "x = 1"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -111,3 +112,31 @@ def test_history_is_not_copied_and_no_change_is_an_empty_patch(work, replay, fol
 def test_a_folder_that_is_none_is_named(work, replay, tmp_path):
     with pytest.raises(MissingArtifact):
         work(replay(), tmp_path / "nowhere")
+
+
+@pytest.mark.needs_namespaces
+def test_a_file_that_cannot_be_read_is_a_stack_trace_or_left_out(work, replay, folder, monkeypatch):
+    def refuse(source, *_):
+        raise PermissionError(13, "Permission denied", str(source))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cadenza.harness.work_on.shutil.copy2", refuse)
+        with pytest.raises(CadenzaError, match=r"cannot copy .*\.py: Permission denied; make it readable"):
+            work(replay(), folder)
+    real = os.scandir
+    with monkeypatch.context() as patch:  # a folder
+        patch.setattr(os, "scandir", lambda path: refuse(path) if str(path) == str(folder) else real(path))
+        with pytest.raises(CadenzaError, match="cannot copy .*: Permission denied"):
+            work(replay(), folder)
+
+
+@pytest.mark.needs_namespaces
+def test_a_place_that_cannot_be_written_is_a_stack_trace(work, replay, folder, monkeypatch):
+    done = work(replay(*CALLS), folder)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("cadenza.harness.work_on.tempfile.mkstemp", refuse)
+    with pytest.raises(CadenzaError, match=r"cannot write a\.py: Permission denied; apply the patch by hand"):
+        done.apply()

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from cadenza.core.config import StrictConfig, operational
-from cadenza.core.errors import ServiceDied
+from cadenza.core.errors import CorruptCheckpoint, ServiceDied
 from cadenza.pipelines import Figures, Stage, StageContext
 
 
@@ -86,6 +86,14 @@ class Counter(Stage[CounterConfig]):
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
         elif fault == "memory":
             raise MemoryError
+        elif fault == "torch_memory":  # as torch words it
+            raise RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
+            )
+        elif fault == "engine_memory":
+            raise ServiceDied("the inference engine failed: RuntimeError: can't allocate memory", "try again")
+        elif fault == "checkpoint":
+            raise CorruptCheckpoint("it is torn", "add --restart-from STAGE to begin the stage again")
         elif fault == "disk":
             (context.out / "large.bin").write_bytes(b"x" * 10_000_000)
         elif fault == "wait":  # tells the test that it is here, and waits to be stopped

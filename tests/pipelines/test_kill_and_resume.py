@@ -106,3 +106,9 @@ def test_a_defect_leaves_its_trace_in_the_run_and_one_line_on_the_terminal(train
     assert path.parent == tmp_path / "runs" / "example" or path.parent == Path("runs/example")
     assert "ZeroDivisionError" in (tmp_path / path).read_text()
     assert "Traceback" not in done.stderr
+
+
+def test_a_dead_service_is_one_line_with_its_own_exit_code(train):
+    done = train("--set", "counter.stop_at=2", "--set", "counter.fault=service")
+    assert done.returncode == 7
+    assert done.stderr.splitlines()[-1] == "error: the engine ended; run the same command again to go on"

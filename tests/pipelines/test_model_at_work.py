@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cadenza.core.errors import CadenzaError, ServiceDied
+from cadenza.sandbox import SandboxGone
+from cadenza.tasks.patch import PatchRefused
+from cadenza.tokens import SessionLost
+
 pytestmark = [pytest.mark.needs_train, pytest.mark.needs_namespaces]
 
 
@@ -93,3 +98,37 @@ def test_a_corrupt_model_is_one_line(cadenza, model, tmp_path):
     assert done.returncode == 4, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ") and str(broken) in line
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (SandboxGone("killed"), ServiceDied),
+        (SessionLost("ended"), ServiceDied),
+        (PatchRefused("x.db is binary"), CadenzaError),
+    ],
+)
+def test_what_ends_an_agent_is_a_stack_trace(monkeypatch, model, tmp_path, raised, told):
+    from cadenza.pipelines import assist
+
+    async def ends(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(assist, "work_on", ends)
+    with pytest.raises(CadenzaError, match="DIR is unchanged") as caught:
+        assist.assist(tmp_path, "fix it", model)
+    assert type(caught.value) is told and str(raised) in caught.value.cause
+
+
+@pytest.mark.needs_root
+def test_an_agent_without_namespaces_is_a_stack_trace(model, tmp_path, command_environment):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    refuse = "echo 0 > /proc/sys/user/max_user_namespaces; exec "
+    script = f"{refuse} {sys.executable} -m cadenza agent . --model {model} --task x"
+    done = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c", script],
+        env={**command_environment, "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert "user.max_user_namespaces is 0" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -106,6 +106,9 @@ def test_a_begun_resumable_stage_is_not_continued_with_another_configuration(run
             r"stage 'counter' needs torch, which is not installed; pip install 'cadenza\[train\]'",
         ),
         ("memory", ResourceExhausted, "stage 'counter' ran out of memory"),
+        ("torch_memory", ResourceExhausted, "stage 'counter' ran out of memory"),
+        ("engine_memory", ResourceExhausted, "stage 'counter' ran out of memory"),
+        ("checkpoint", CorruptArtifact, "it is torn; add --restart-from counter to begin the stage again"),
     ],
 )
 def test_a_failure_is_recorded_and_the_next_run_goes_on(run, fault, error, message):

@@ -190,6 +190,13 @@ def test_a_generation_that_was_interrupted_is_not_a_task_set(tmp_path: Path):
     assert len(generate_split(small(), "train", tmp_path)) == 6
 
 
+@pytest.mark.parametrize("torn", ['{"ids": [', "[]", '{"format_version": 1}'])
+def test_a_torn_manifest_is_a_stack_trace(tmp_path: Path, torn: str):
+    (tmp_path / "manifest.json").write_text(torn)
+    with pytest.raises(CorruptArtifact, match=r"manifest\.json .*; generate the tasks again"):
+        load_tasks(tmp_path)
+
+
 def test_harbor_layout(tmp_path: Path):
     task = generate_split(small(count=1), "train", tmp_path)[0]
     have = {str(p.relative_to(task.directory)) for p in task.directory.rglob("*") if p.is_file()}

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples_made import VOCAB, policy, token_logp
 
+from cadenza.core.errors import TrainingDiverged
 from cadenza.training.config import OptimizerConfig
 from cadenza.training.lm import LoopState, mean_nll, microbatches, pad_rows, train, weighted_nll
 from cadenza.training.optimizers import Optimizers
@@ -96,3 +97,48 @@ def test_a_step_without_any_weight_divides_by_zero():
         train(model, optimizers, config, lambda _: rows, 1, LoopState(), bf16=False, on_step=lambda *_: None)
     )
     assert mean_nll(model, rows, bf16=False) == 0.0
+
+
+class Scales(Optimizers):
+    """Remembers the rates it was given."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.seen: list[float] = []
+
+    def step(self, scale: float) -> None:
+        self.seen.append(scale)
+        super().step(scale)
+
+
+def test_a_run_that_goes_on_near_its_deadline_has_the_full_rate_again():
+    model = policy()
+    optimizers = Scales(model, 1e-3, 0.01, 0.0)
+    config = OptimizerConfig(warmup_steps=1, decay_share=0.4, final_lr_scale=0.0)
+    loop = train(
+        model, optimizers, config, lambda step: microbatches(made([30], step), 4096), 100, LoopState(step=10),
+        bf16=False, on_step=lambda *_: None, deadline_s=1e6, used_s=0.9e6,
+    )  # fmt: skip
+    assert next(loop) == 11
+    assert optimizers.seen == pytest.approx([0.25], abs=0.03)  # a tenth of the steps is left, of the last 40
+
+
+def test_a_run_that_has_used_its_time_goes_on_for_as_long_again():
+    model = policy()
+    loop = train(
+        model, Optimizers(model, 1e-3, 0.01, 0.0), OptimizerConfig(), lambda step: [], 100, LoopState(step=10),
+        bf16=False, on_step=lambda *_: None, deadline_s=50.0, used_s=50.0,
+    )  # fmt: skip
+    assert list(loop) == []
+
+
+def test_a_rate_that_is_too_high_is_a_stack_trace():
+    model = policy()
+    with torch.no_grad():
+        model.embed_tokens.weight.fill_(float("inf"))
+    loop = train(
+        model, Optimizers(model, 1e-3, 0.01, 0.0), OptimizerConfig(), lambda step: microbatches(made([30]), 4096),
+        1, LoopState(), bf16=False, on_step=lambda *_: None,
+    )  # fmt: skip
+    with pytest.raises(TrainingDiverged, match="lower STAGE.optimizer.adam_lr"):
+        next(loop)

@@ -98,6 +98,18 @@ def test_a_damaged_checkpoint_is_loaded_or_a_stack_trace(directory, tmp_path, da
         t.restore(str(tmp_path / "nowhere"))
 
 
+def test_too_little_memory_is_told_as_a_damaged_checkpoint(directory, tmp_path, monkeypatch):
+    t = trainer(directory)
+    t.save(str(tmp_path))
+
+    def no_memory(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(checkpoint.torch, "load", no_memory)
+    with pytest.raises(ResourceExhausted, match="out of memory"):
+        t.restore(str(tmp_path))
+
+
 def test_a_kill_while_saving_loses_the_last_checkpoint(directory, tmp_path, monkeypatch):
     t = trainer(directory)
     t.save(str(tmp_path))

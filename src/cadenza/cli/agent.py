@@ -30,19 +30,28 @@ def agent(
 ) -> None:
     """Let a trained model work on a folder."""
     from cadenza.cli.eval import MODEL_MEND
+    from cadenza.cli.failures import interruptible
+    from cadenza.core.errors import CadenzaError
     from cadenza.core.files import require_folder
 
     require_folder(directory, "folder to work on", "check the path")
     require_folder(model, "model directory", MODEL_MEND)
-    from cadenza.pipelines.assist import assist, readable_step
+    with interruptible("the agent worked", "nothing in DIR was changed; run the same command to begin again"):
+        from cadenza.pipelines.assist import assist, readable_step
 
-    def show(entry: dict[str, Any]) -> None:
-        line = readable_step(entry)
-        if line is not None and not as_json:
-            typer.echo(line, err=True)
+        def show(entry: dict[str, Any]) -> None:
+            line = readable_step(entry)
+            if line is not None and not as_json:
+                typer.echo(line, err=True)
 
-    work = assist(directory, task, model, temperature=temperature, seed=seed, on_step=show)
-    written = work.apply() if apply else []
+        work = assist(directory, task, model, temperature=temperature, seed=seed, on_step=show)
+    written: list[str] = []
+    refused: CadenzaError | None = None
+    if apply:
+        try:
+            written = work.apply()
+        except CadenzaError as error:  # told once the patch is printed: it is the only copy of the work
+            refused = error
     if as_json:
         facts = {
             "finish_reason": work.result.finish_reason,
@@ -54,3 +63,5 @@ def agent(
         typer.echo(work.patch, nl=False)
         if not work.patch:
             typer.echo("the agent changed nothing", err=True)
+    if refused is not None:
+        raise refused

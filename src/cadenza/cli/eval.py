@@ -36,7 +36,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Measure a model: pass@1 with its interval, graded in fresh sandboxes."""
-    from cadenza.core.files import require_folder
+    from cadenza.cli.failures import interruptible
+    from cadenza.core.files import require_folder, require_writable
     from cadenza.core.progress import make_progress
 
     require_folder(model, "model directory", MODEL_MEND)
@@ -45,18 +46,21 @@ def evaluate(
         "task directory",
         "give a folder that the tasks stage made, for example runs/demo/tasks/heldout",
     )
-    from cadenza.pipelines.measure import figures_of, measure_model, sentence
-
-    result = measure_model(
-        model,
-        tasks,
-        samples=samples,
-        temperature=temperature,
-        limit=limit,
-        seed=seed,
-        progress=make_progress(quiet=as_json),
-    )
     if out is not None:
-        result.save(out)
+        require_writable(out, "choose another --out")
+    with interruptible("measuring", "nothing was kept; run the same command to measure again"):
+        from cadenza.pipelines.measure import figures_of, measure_model, sentence
+
+        result = measure_model(
+            model,
+            tasks,
+            samples=samples,
+            temperature=temperature,
+            limit=limit,
+            seed=seed,
+            progress=make_progress(quiet=as_json),
+        )
     figures = figures_of(result)
     typer.echo(json.dumps(figures) if as_json else sentence(figures))
+    if out is not None:  # after the figures, which a disk that has filled up meanwhile must not take along
+        result.save(out)

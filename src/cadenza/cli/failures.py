@@ -6,11 +6,14 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from cadenza.core.errors import CadenzaError
+from cadenza.core.errors import CadenzaError, Interrupted, ResourceExhausted
 from cadenza.core.extras import missing_extra
 from cadenza.core.files import disk_full, is_disk_full
+from cadenza.core.memory import is_out_of_memory, out_of_memory
 
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
 _trace_folder: Path | None = None
@@ -22,6 +25,15 @@ def keep_traces_in(folder: Path) -> None:
     _trace_folder = folder
 
 
+@contextmanager
+def interruptible(what: str, mend: str) -> Iterator[None]:
+    """Ctrl-C in the block becomes the one line of any other failure; typer would leave without a word."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"interrupted while {what}", mend) from error
+
+
 def report(error: Exception) -> int:
     """Prints one line on stderr and returns the exit code."""
     cause = getattr(error, "cause", None)
@@ -29,6 +41,8 @@ def report(error: Exception) -> int:
         error, cause = cause, getattr(cause, "cause", None)
     if not isinstance(error, CadenzaError) and is_disk_full(error):
         error = disk_full(getattr(error, "filename", None) or "a file")
+    if not isinstance(error, ResourceExhausted) and is_out_of_memory(error):
+        error = out_of_memory("this command")
     error = missing_extra(error, "this command") or error
     if isinstance(error, CadenzaError):
         print(f"error: {_one_line(error.cause)}; {_one_line(error.mend)}", file=sys.stderr)

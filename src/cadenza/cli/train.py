@@ -13,7 +13,7 @@ EPILOG = """
 
 cadenza train demo-quick                      a short run, to see that everything works
 
-cadenza train demo --set rl.steps=40          change one value
+cadenza train demo --set rl.max_steps=40      change one value
 
 cadenza train demo --set seed=1 --run-dir runs/demo-1
 

@@ -10,6 +10,7 @@ Two families, never mixed:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -18,7 +19,8 @@ class CadenzaError(Exception):
 
     Args:
         cause: what is wrong, with the offending name or path.
-        mend: the command or change that puts it right.
+        mend: the command or change that puts it right. Rooms that do not know which stage they work for write
+            STAGE for its name; the runner fills it in.
     """
 
     exit_code = 1
@@ -27,6 +29,11 @@ class CadenzaError(Exception):
         super().__init__(f"{cause}; {mend}")
         self.cause = cause
         self.mend = mend
+
+    def for_stage(self, name: str) -> CadenzaError:
+        """The same error with the stage's name in its mend."""
+        mend = re.sub(r"\bSTAGE\b", name, self.mend)
+        return self if mend == self.mend else type(self)(self.cause, mend)
 
     def __reduce__(self):  # Ray ships exceptions between processes by pickling.
         return (type(self), (self.cause, self.mend))
@@ -48,6 +55,10 @@ class CorruptArtifact(CadenzaError):
     """A checkpoint or file whose content does not match its digest or format version."""
 
     exit_code = 4
+
+
+class CorruptCheckpoint(CorruptArtifact):
+    """A stage's own saved state that cannot be gone on from; the stage has to begin again."""
 
 
 class SandboxUnavailable(CadenzaError):
@@ -72,6 +83,18 @@ class DeadlineExceeded(CadenzaError):
     """A wait that ran past its deadline; ``cause`` names what was waited for (invariant 9)."""
 
     exit_code = 8
+
+
+class TrainingDiverged(CadenzaError, FloatingPointError):
+    """A loss or gradient that is no number any more, most often because the learning rate is too high."""
+
+    exit_code = 10
+
+
+class Interrupted(CadenzaError):
+    """The user or the system stopped the work."""
+
+    exit_code = 130
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cadenza.core.errors import CorruptArtifact, MissingArtifact, ResourceExhausted
+from cadenza.core.errors import ConfigError, CorruptArtifact, MissingArtifact, ResourceExhausted
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -88,6 +88,21 @@ def read_json(path: Path) -> Any:
         raise CorruptArtifact(
             f"{path} is not JSON: {error}", "restore the file, or remove it and run again"
         ) from None
+
+
+def require_writable(path: Path, mend: str) -> None:
+    """Makes the folder of ``path`` and tries a file in it, so that long work does not end in a result nobody can keep.
+
+    Raises:
+        ConfigError: it cannot be written there. ResourceExhausted: disk full.
+    """
+    try:
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path.parent) as file:
+                file.write(b"\0")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}", mend) from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -36,6 +36,10 @@ class Progress:
     def line(self, text: str) -> None:
         """One line that stays."""
 
+    def results(self) -> Console | None:
+        """Where a stage may print what it found: stdout, or None where that belongs to one JSON object."""
+        return None
+
     @contextmanager
     def bar(self, title: str, total: float | None = None) -> Iterator[Bar]:
         """A bar for the length of the block. ``total`` None: unknown."""
@@ -51,6 +55,9 @@ class TerminalProgress(Progress):
 
     def line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def results(self) -> Console | None:
+        return Console()
 
     @contextmanager
     def bar(self, title: str, total: float | None = None) -> Iterator[Bar]:
@@ -103,6 +110,9 @@ class LineProgress(Progress):
 
     def line(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+    def results(self) -> Console | None:
+        return Console()
 
     @contextmanager
     def bar(self, title: str, total: float | None = None) -> Iterator[Bar]:

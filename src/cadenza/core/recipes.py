@@ -154,7 +154,7 @@ def apply_override(table: dict[str, Any], text: str) -> None:
     key, sign, value = text.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not sign or not all(parts):
-        raise ConfigError(f"--set {text!r} is not KEY=VALUE", "write for example --set sft.steps=200")
+        raise ConfigError(f"--set {text!r} is not KEY=VALUE", "write for example --set sft.epochs=2")
     target = table
     if len(parts) > 1:
         stages = {stage["name"]: stage for stage in table.get("stage", [])}

@@ -76,7 +76,7 @@ class Segment:
     logprob_S: np.ndarray
     version_S: np.ndarray
     turns: list[tuple[int, int]]
-    finish_reason: str  # finish | max_turns | max_tokens | context | error
+    finish_reason: str  # finish | max_turns | max_tokens | context | errors | deadline
     sampling: dict[str, float]
     digests: dict[str, str]  # harness, tools, renderer, weights
     parent: int | None = None

@@ -10,7 +10,9 @@ What ends a run (``finish_reason``):
 ``max_tokens``  a turn was cut at its token limit; it is flagged and not executed (case 18)
 ``context``     the context is full (case 17); a turn cut by it is not executed either
 ``errors``      too many calls one after another were broken, refused or without effect; one only gets an error as its
-                result (case 15), but a model that repeats itself would go on until something else ends it
+                result (case 15), but a model that repeats itself would go on until something else ends it. Every
+                kind of error counts but ``unexpected_environment``, which is not the model's doing: it neither adds
+                to the row nor ends it
 ``deadline``    the wall time is over
 """
 
@@ -25,6 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 from cadenza.core.types import Segment
 from cadenza.harness.segment import SegmentBuilder
@@ -35,12 +39,12 @@ from cadenza.tokens import BrokenCall, Call, CompactRenderer, Final, Parsed, Sam
 class Limits(StrictConfig):
     """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike."""
 
-    max_turns: int = 14
-    max_tokens_per_turn: int = 96
-    max_context_tokens: int = 1024
-    max_output_tokens: int = 448  # of one tool result
-    max_errors_in_a_row: int = 3
-    wall_s: float = 60.0
+    max_turns: int = Field(default=14, gt=0)
+    max_tokens_per_turn: int = Field(default=96, gt=0)
+    max_context_tokens: int = Field(default=1024, gt=0)
+    max_output_tokens: int = Field(default=448, gt=0)  # of one tool result
+    max_errors_in_a_row: int = Field(default=3, gt=0)
+    wall_s: float = Field(default=60.0, gt=0)
 
 
 @dataclass(slots=True)
@@ -161,7 +165,8 @@ class Agent:
             run.log({**entry, "output": result.text, "error_kind": result.error_kind})
             if result.ends:
                 return "finish"
-            run.errors_in_a_row = run.errors_in_a_row + 1 if result.error_kind is not None else 0
+            if result.error_kind != "unexpected_environment":
+                run.errors_in_a_row = run.errors_in_a_row + 1 if result.error_kind is not None else 0
             if run.errors_in_a_row >= limits.max_errors_in_a_row:
                 return "errors"
             new_ids, new_kinds = self._render_result(result.text)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cadenza.core.errors import CadenzaError, MissingArtifact, ResourceExhausted
+from cadenza.core.files import disk_full, is_disk_full
 from cadenza.harness.agent import Agent, AgentResult
 from cadenza.harness.tools.list_dir import is_litter
 from cadenza.sandbox.spec import SandboxSpec
@@ -49,9 +50,9 @@ class Work:
     result: AgentResult
 
     def apply(self) -> list[str]:
-        """Writes the changes into the folder and returns the paths; all of them or none.
+        """Writes the changes into the folder and returns the paths; all of them, or none when one was changed.
 
-        Raises CadenzaError when a file changed since the agent began, or lies outside the folder.
+        Raises CadenzaError when a file changed since the agent began, lies outside the folder or cannot be written.
         """
         root = self.directory.resolve()
         for path in self.changes:
@@ -62,12 +63,14 @@ class Work:
             if now != self.base.get(path):
                 raise CadenzaError(f"{path} changed while the agent worked", "run the agent again")
         for path, data in self.changes.items():
-            target = root / path
-            if data is None:
-                target.unlink()
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _replace(target, data)
+            try:
+                _write(root / path, data)
+            except OSError as error:
+                if is_disk_full(error):
+                    raise disk_full(root / path) from error
+                raise CadenzaError(
+                    f"cannot write {path}: {error.strerror or error}", "apply the patch by hand"
+                ) from error
         return sorted(self.changes)
 
 
@@ -92,7 +95,8 @@ async def work_on(
 
     Raises:
         MissingArtifact: ``directory`` is no folder.
-        ResourceExhausted: the folder holds more than ``MOST_BYTES`` besides what is skipped.
+        ResourceExhausted: the folder holds more than ``MOST_BYTES`` besides what is skipped, or the disk is full.
+        CadenzaError: something in the folder cannot be read.
         SandboxUnavailable, SandboxGone, SessionLost: as their rooms say.
     """
     directory = Path(directory)
@@ -100,7 +104,15 @@ async def work_on(
         raise MissingArtifact(f"{directory} is not a folder", "name the folder to work on")
     with tempfile.TemporaryDirectory(prefix="cadenza-work-") as scratch:
         layer = Path(scratch) / "layer"
-        _copy(directory, layer)
+        try:
+            _copy(directory, layer)
+        except OSError as error:  # shutil.Error is one too, and has no file name
+            if is_disk_full(error):
+                raise disk_full(scratch) from error
+            raise CadenzaError(
+                f"cannot copy {error.filename or directory}: {error.strerror or error}",
+                "make it readable, or name a folder without it",
+            ) from error
         spec = SandboxSpec(
             layers=(layer,), ttl_s=agent.limits.wall_s + 30.0, labels={"work_on": directory.name}
         )
@@ -120,10 +132,18 @@ async def work_on(
     return Work(directory, make_patch(base, changes) if changes else "", base, changes, result)
 
 
+def _write(target: Path, data: bytes | None) -> None:
+    if data is None:
+        target.unlink()
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _replace(target, data)
+
+
 def _copy(source: Path, target: Path) -> None:
     """Copies files and links (as links) and refuses a folder too large to be one project."""
     budget = MOST_BYTES
-    for folder, names, files in os.walk(source):
+    for folder, names, files in os.walk(source, onerror=_unreadable):
         names[:] = sorted(name for name in names if name not in SKIPPED)
         place = target / Path(folder).relative_to(source)
         place.mkdir(parents=True, exist_ok=True)
@@ -142,6 +162,11 @@ def _copy(source: Path, target: Path) -> None:
                         f"{source} holds more than {MOST_BYTES >> 20} MiB", "name a smaller folder"
                     )
                 shutil.copy2(path, place / name)
+
+
+def _unreadable(error: OSError) -> None:
+    """A folder that cannot be read would be left out without a word."""
+    raise error
 
 
 def _replace(target: Path, data: bytes) -> None:

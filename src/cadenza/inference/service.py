@@ -88,7 +88,7 @@ class EngineService:
 
     def _check(self) -> None:
         if self._failure:
-            raise ServiceDied(f"the inference engine failed: {self._failure}", "see the run's log")
+            raise ServiceDied(f"the inference engine failed: {self._failure}", "run the same command again to go on")
         if self._stopping:
             raise ServiceDied("the inference engine was stopped", "run the same command again to go on")
 

@@ -11,6 +11,8 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 from cadenza.core.types import Task
 
@@ -19,8 +21,8 @@ class CurriculumConfig(StrictConfig):
     """``adaptive`` off draws uniformly. ``memory``: weight of the past in the running pass rate (0..1)."""
 
     adaptive: bool = True
-    floor: float = 0.15
-    memory: float = 0.9
+    floor: float = Field(default=0.15, ge=0, le=1)
+    memory: float = Field(default=0.9, ge=0, le=1)
 
 
 def stratum_of(task: Task) -> str:

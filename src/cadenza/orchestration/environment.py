@@ -14,8 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, DeadlineExceeded, RolloutFailure, ServiceDied
+from cadenza.core.memory import is_out_of_memory, out_of_memory
 from cadenza.core.types import Rollout, Task, Verdict
 from cadenza.harness import Agent, Limits, demo_tools
 from cadenza.inference.client import EngineClient
@@ -33,7 +36,7 @@ class EnvironmentConfig(StrictConfig):
     """``backend`` is chosen by name and never replaced by another (invariant 12)."""
 
     backend: Literal["local"] = "local"
-    sandboxes: int = 64  # trials that hold a sandbox at once; further orders wait
+    sandboxes: int = Field(default=64, gt=0)  # trials that hold a sandbox at once; further orders wait
     agent: Limits = Limits()
     deadlines: Deadlines = Deadlines()
     rewards: RewardConfig = RewardConfig()
@@ -121,7 +124,14 @@ class EnvironmentService:
     def _fail(self, error: BaseException) -> None:
         """From now on every call raises what ended the service; the first cause stays."""
         if not isinstance(error, CadenzaError):
-            error = ServiceDied(f"the environment service failed: {error!r}", "see the run's log")
+            error = (
+                out_of_memory("the environment service")
+                if is_out_of_memory(error)
+                else ServiceDied(
+                    f"the environment service failed: {error!r}",
+                    "run the same command again to go on; if it fails again, report it with this line",
+                )
+            )
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()

@@ -13,15 +13,21 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
-from cadenza.core.errors import ResourceExhausted, ServiceDied
+from cadenza.core.errors import CadenzaError, ServiceDied
+from cadenza.core.memory import is_out_of_memory, out_of_memory
 
 MALLOC = {
     # Keeps freed tensors in the process. Returning them to the system costs a fault per page at the next step:
     # a fifth of a training step on the demo's model.
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
+}
+OPENMP = {
+    # Idle threads of OpenMP spin for a while before they sleep. At the default they keep a core from the threads that
+    # run our own kernels: a tenth of a training step's time. Read when torch is loaded.
+    "GOMP_SPINCOUNT": "10000",
 }
 
 
@@ -151,13 +157,17 @@ class _Actor(Remote):
         from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
         if isinstance(error, RayTaskError) and isinstance(getattr(error, "cause", None), BaseException):
-            return error.cause
-        if isinstance(error, OutOfMemoryError):
-            return ResourceExhausted(
-                f"service {self.name} ran out of memory", "close other programs or make its batch smaller"
-            )
+            error = error.cause
+        if isinstance(error, CadenzaError):
+            return error
+        if isinstance(error, OutOfMemoryError) or is_out_of_memory(error):
+            return out_of_memory(f"service {self.name}")
         if isinstance(error, RayActorError):
-            return ServiceDied(f"service {self.name} died", "run the same command again to go on")
+            return ServiceDied(
+                f"service {self.name} was killed or crashed",
+                "run the same command again to go on; if the system killed it because memory ran low (dmesg says "
+                "so), close other programs first",
+            )
         return error
 
 
@@ -192,7 +202,9 @@ class RayPlacement(Placement):
         self._owns_ray = address is None
 
     def spawn(self, name: str, service: type, *args: Any, threads: int = 1, concurrency: int = 4) -> Remote:
-        env = {"OMP_NUM_THREADS": str(threads), **MALLOC}
+        # An actor on a cluster that runs already inherits nothing of this process.
+        openmp = {name: os.environ.get(name, value) for name, value in OPENMP.items()}
+        env = {"OMP_NUM_THREADS": str(threads), **openmp, **MALLOC}
         options = {
             "num_cpus": 0,  # the recipe decides how cores are shared, and it may give two services one core
             "max_concurrency": concurrency,
@@ -222,6 +234,6 @@ class RayPlacement(Placement):
             self._ray.shutdown()
 
 
-def make_placement(kind: str, address: str | None = None) -> Placement:
+def make_placement(kind: Literal["ray", "in_process"], address: str | None = None) -> Placement:
     """``in_process`` or ``ray``."""
     return InProcess() if kind == "in_process" else RayPlacement(address)

@@ -52,20 +52,20 @@ class RunConfig(StrictConfig):
     """
 
     max_steps: int = Field(default=60, ge=0)
-    max_seconds: float = 600.0
+    max_seconds: float = Field(default=600.0, gt=0)
     group_size: int = Field(default=8, gt=0)
     groups_per_step: int = Field(default=8, gt=0)
     most_groups_per_step: int = Field(default=32, gt=0)
     groups_in_flight: int = Field(default=14, gt=0)
     max_staleness: int = Field(default=4, ge=0)
-    straggler_s: float = 30.0
-    temperature: float = 1.0
+    straggler_s: float = Field(default=30.0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
     synchronous: bool = False
-    synchronous_threads: int = 2
+    synchronous_threads: int = Field(default=2, gt=0)
     attempts: int = Field(default=3, gt=0)
     checkpoint_every: int = Field(default=1, gt=0)
-    step_deadline_s: float = 300.0
-    idle_deadline_s: float = 120.0
+    step_deadline_s: float = Field(default=300.0, gt=0)
+    idle_deadline_s: float = Field(default=120.0, gt=0)
     step: RLStepConfig = RLStepConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
 
@@ -168,7 +168,7 @@ class RLRun:
                 raise DeadlineExceeded(
                     f"no rollout and no step for {self.config.idle_deadline_s:.0f} s "
                     f"({len(self.flight)} groups in flight)",
-                    "look at the run's log; run the same command again to go on",
+                    "run the same command again to go on, or raise STAGE.idle_deadline_s with --restart-from STAGE",
                 )
         self._call(self.services.environment, "cancel")
         wall = self.clock() - started
@@ -285,7 +285,7 @@ class RLRun:
             elif self.clock() - begun > self.config.step_deadline_s:
                 raise DeadlineExceeded(
                     f"step {self.version + 1} took over {self.config.step_deadline_s:.0f} s",
-                    "raise step_deadline_s or make the batch smaller",
+                    "raise STAGE.step_deadline_s or lower STAGE.groups_per_step, with --restart-from STAGE",
                 )
             return
         groups = self._next_batch()
@@ -415,7 +415,8 @@ class RLRun:
         if metrics["parity_tokens"] >= 500 and metrics["k3"] > limit:
             raise CadenzaError(
                 f"trainer and engine disagree at the same version: mean k3 {metrics['k3']:.4g} > {limit:g}",
-                "check the engine's dtype and weights; set step.parity_limit_* if the limit is wrong",
+                "set STAGE.services.engine.dtype to float32, or raise STAGE.step.parity_limit_*, "
+                "with --restart-from STAGE",
             )
 
     def _set_threads(self, training: bool) -> None:

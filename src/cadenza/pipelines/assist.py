@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cadenza.core.errors import CadenzaError, ServiceDied
 from cadenza.harness import Agent, demo_tools
 from cadenza.harness.work_on import Work, work_on
 from cadenza.inference.client import EngineClient
 from cadenza.inference.requests import Completion, EngineConfig, Request
-from cadenza.sandbox import LocalBackend
-from cadenza.tasks.patch import make_patch
-from cadenza.tokens import CompactRenderer, Sampling, Tokenizer, TokenSession
+from cadenza.sandbox import LocalBackend, SandboxGone
+from cadenza.tasks.patch import PatchRefused, make_patch
+from cadenza.tokens import CompactRenderer, Sampling, SessionLost, Tokenizer, TokenSession
 
 
 def assist(
@@ -33,7 +34,8 @@ def assist(
 
     Raises:
         MissingArtifact, CorruptArtifact: no usable model or tokenizer there.
-        SandboxUnavailable: this machine allows no sandboxes.
+        SandboxUnavailable: this machine allows no sandboxes. ServiceDied: the sandbox or the engine ended.
+        CadenzaError: the folder cannot be read, or the changes cannot be told as a patch.
     """
     from cadenza.inference.service import EngineService  # torch
 
@@ -68,6 +70,19 @@ def assist(
 
     try:
         return asyncio.run(run())
+    except SandboxGone as error:
+        raise ServiceDied(
+            f"the agent's sandbox ended ({error})", "DIR is unchanged; run the same command again"
+        ) from error
+    except SessionLost as error:
+        raise ServiceDied(
+            f"the model stopped answering ({error})", "DIR is unchanged; run the same command again"
+        ) from error
+    except PatchRefused as error:
+        raise CadenzaError(
+            f"what the agent changed cannot be told as a patch ({error})",
+            "DIR is unchanged; ask for changes of text files only",
+        ) from error
     finally:
         service.stop()
 

@@ -7,6 +7,8 @@ import shutil
 from importlib import resources
 from pathlib import Path
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import MissingArtifact
 from cadenza.model.config import ModelConfig
@@ -47,15 +49,15 @@ class PretrainBaseConfig(StrictConfig):
     """Pretraining of the demo base from nothing. ``source_tokens``: Python source read at most."""
 
     model: ModelConfig = ModelConfig()
-    vocab_size: int = 1024
-    steps: int = 3000
-    source_tokens: int = 3_000_000
-    source_documents: int = 1200
-    tokenizer_source_documents: int = 400
-    tokenizer_generated_documents: int = 6000
-    tokens_per_microbatch: int = 4096
-    threads: int = 2
-    evaluate_every: int = 200
+    vocab_size: int = Field(default=1024, gt=0)
+    steps: int = Field(default=3000, gt=0)
+    source_tokens: int = Field(default=3_000_000, gt=0)
+    source_documents: int = Field(default=1200, gt=0)
+    tokenizer_source_documents: int = Field(default=400, ge=0)
+    tokenizer_generated_documents: int = Field(default=6000, ge=0)
+    tokens_per_microbatch: int = Field(default=4096, gt=0)
+    threads: int = Field(default=2, gt=0)
+    evaluate_every: int = Field(default=200, gt=0)
     mixture: MixtureConfig = MixtureConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.training.config import MixtureConfig, OptimizerConfig
@@ -13,16 +15,16 @@ from cadenza.training.config import MixtureConfig, OptimizerConfig
 class CptConfig(StrictConfig):
     """``replay_share`` of each step's tokens repeats the base's generated text, so that it is not forgotten."""
 
-    steps: int = 150
-    source_tokens: int = 1_500_000
-    source_documents: int = 700
-    held_out_tokens: int = 32_768
-    tokens_per_step: int = 4096
-    tokens_per_microbatch: int = 4096
-    replay_share: float = 0.5
-    row_length: int = 512
-    threads: int = 2
-    evaluate_every: int = 25
+    steps: int = Field(default=150, gt=0)
+    source_tokens: int = Field(default=1_500_000, gt=0)
+    source_documents: int = Field(default=700, gt=0)
+    held_out_tokens: int = Field(default=32_768, gt=0)
+    tokens_per_step: int = Field(default=4096, gt=0)
+    tokens_per_microbatch: int = Field(default=4096, gt=0)
+    replay_share: float = Field(default=0.5, ge=0, le=1)
+    row_length: int = Field(default=512, gt=1)
+    threads: int = Field(default=2, gt=0)
+    evaluate_every: int = Field(default=25, gt=0)
     optimizer: OptimizerConfig = OptimizerConfig(adam_lr=1e-3, muon_lr=0.004, warmup_steps=10)
 
 

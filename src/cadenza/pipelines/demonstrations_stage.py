@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CorruptArtifact
 from cadenza.core.types import Rollout
@@ -21,8 +23,8 @@ class DemonstrationsConfig(StrictConfig):
     """``split`` names the tasks shown; ``count`` of them, 0 for all."""
 
     split: str = "demo"
-    count: int = 0
-    concurrency: int = 6
+    count: int = Field(default=0, ge=0)
+    concurrency: int = Field(default=6, gt=0)
     agent: Limits = Limits()
     expert: ExpertConfig = ExpertConfig()
 

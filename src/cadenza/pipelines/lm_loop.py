@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from cadenza.core.errors import CorruptArtifact
+from cadenza.core.errors import CorruptCheckpoint
+from cadenza.core.memory import is_out_of_memory
 from cadenza.evaluation.report_inputs import MetricWriter
 from cadenza.model.hf import save_model
 from cadenza.model.transformer import PolicyModel
 from cadenza.pipelines.stages import StageContext
 from cadenza.tokens.tokenizer import Tokenizer
-from cadenza.training.checkpoint import load_state, save_state
+from cadenza.training.checkpoint import BEGIN_AGAIN, load_state, save_state
 from cadenza.training.config import OptimizerConfig
 from cadenza.training.lm import LoopState, Rows, train
 from cadenza.training.optimizers import Optimizers
@@ -36,13 +36,6 @@ def save_with_tokenizer(
     bos, end = tokenizer.id("<|bos|>"), tokenizer.id("<|end|>")
     tokenizer.save(directory)
     save_model(model, directory, bos_token_id=bos, eos_token_id=end, dtype=dtype)
-
-
-def write_whole(path: Path, value: object) -> None:
-    """torch.save under a temporary name, then renamed: the path holds the old file or the whole new one."""
-    partial = path.with_name(path.name + ".partial")
-    torch.save(value, partial)
-    os.replace(partial, path)
 
 
 class LMRun:
@@ -99,7 +92,7 @@ class LMRun:
 
             for step in train(
                 self.model, self.optimizers, self.config, self.batches, self.steps, self.state,
-                bf16=self.bf16, on_step=on_step, deadline_s=left,
+                bf16=self.bf16, on_step=on_step, deadline_s=max_seconds, used_s=self.elapsed_before,
             ):  # fmt: skip
                 now = time.monotonic()
                 last = step == self.steps or now - started >= left
@@ -120,6 +113,7 @@ class LMRun:
         state = {
             "step": self.state.step,
             "elapsed": self.elapsed_before + elapsed,
+            "tokens": self.tokens,
             "model": self.model.state_dict(),
             "optimizers": self.optimizers.state_dict(),
         }
@@ -131,9 +125,11 @@ class LMRun:
             state = load_state(path)
             self.model.load_state_dict(state["model"])
             self.optimizers.load_state_dict(state["optimizers"])
+            self.state.step, self.elapsed_before = state["step"], state["elapsed"]
+            self.tokens = state.get("tokens", 0.0)  # checkpoints did not always count them
         except (RuntimeError, LookupError, TypeError, ValueError) as error:  # of another model
-            raise CorruptArtifact(
-                f"{path} cannot be read ({type(error).__name__})",
-                f"add --restart-from {self.context.name} to train it again",
+            if is_out_of_memory(error):
+                raise
+            raise CorruptCheckpoint(
+                f"the checkpoint {path} is not one of this model ({type(error).__name__})", BEGIN_AGAIN
             ) from error
-        self.state.step, self.elapsed_before = state["step"], state["elapsed"]

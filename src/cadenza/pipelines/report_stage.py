@@ -53,5 +53,7 @@ class Report(Stage[ReportConfig]):
         report = write_report(context.run_dir, context.out, info)
         for name in ("report.html", "report.json"):
             shutil.copy2(context.out / name, context.run_dir / name)
-        print_report(report, page=context.run_dir / "report.html")
+        console = context.progress.results()
+        if console is not None:
+            print_report(report, console, page=context.run_dir / "report.html")
         return {"sections": len(read_json(context.out / "report.json"))}

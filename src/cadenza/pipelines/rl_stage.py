@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from pydantic import Field
+
 from cadenza.core.types import Rollout, Task
 from cadenza.evaluation.report_inputs import MetricWriter, Span, append_lines
 from cadenza.orchestration.rl_run import RLRun, RunConfig, Services
@@ -18,8 +20,8 @@ class RLConfig(RunConfig):
     """The run's keys and the services'. ``keep_rollouts``: every so many of them is kept readable for inspection."""
 
     split: str = "train"
-    trainer_threads: int = 1
-    keep_rollouts: int = 0
+    trainer_threads: int = Field(default=1, gt=0)
+    keep_rollouts: int = Field(default=0, ge=0)
     services: ServicesConfig = ServicesConfig()
 
 

@@ -21,28 +21,30 @@ from typing import Any
 from cadenza.core import machine
 from cadenza.core.artifacts import MANIFEST, Manifest, publish, read_manifest, verify
 from cadenza.core.config import differences
-from cadenza.core.errors import CadenzaError, ConfigError, CorruptArtifact, MissingArtifact, ResourceExhausted
+from cadenza.core.errors import (
+    CadenzaError,
+    ConfigError,
+    CorruptArtifact,
+    Interrupted,
+    MissingArtifact,
+    ResourceExhausted,
+)
 from cadenza.core.extras import missing_extra
 from cadenza.core.files import disk_full, is_disk_full, read_json, write_bytes, write_json
+from cadenza.core.memory import is_out_of_memory, out_of_memory
 from cadenza.core.progress import Progress, clock
 from cadenza.core.rundb import RunDatabase, rl_run_id
 from cadenza.core.telemetry import Telemetry
 from cadenza.core.types import to_plain
+from cadenza.orchestration.placement import OPENMP
 from cadenza.pipelines.plan import Plan, PlannedStage
 from cadenza.pipelines.run_folder import RunFolder
 from cadenza.pipelines.stages import Figures, StageContext
 
 RESUME = "run the same command again to go on"
-# OpenMP's idle threads spin for a while before they sleep. Read when torch is loaded, which stages do. At the default
-# they keep a core from the threads that run our own kernels: a tenth of a training step's time.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+for _name, _value in OPENMP.items():  # before a stage loads torch
+    os.environ.setdefault(_name, _value)
 BEGUN = ".stage.json"  # in a partial artifact: whose configuration it belongs to
-
-
-class Interrupted(CadenzaError):
-    """The user or the system stopped the run; it goes on when it is started again."""
-
-    exit_code = 130
 
 
 @dataclass(frozen=True)
@@ -316,8 +318,10 @@ class _Run:
             told = absent
         elif not isinstance(error, CadenzaError) and is_disk_full(error):
             told = disk_full(self.folder.path)
-        elif isinstance(error, MemoryError):
-            told = _out_of_memory(planned.name)
+        elif not isinstance(error, ResourceExhausted) and is_out_of_memory(error):
+            told = out_of_memory(f"stage {planned.name!r}")
+        elif isinstance(error, CadenzaError):
+            told = error.for_stage(planned.name)
         status = "interrupted" if isinstance(told, Interrupted) else "failed"
         self.logger.info("stage %s %s: %s", planned.name, status, told)
         try:
@@ -348,12 +352,6 @@ def _check_room(plan: Plan, path: Path) -> None:
             f"recipe {plan.name!r} needs {plan.needs_disk_gb:g} GB of disk, {disk:.1f} GB are free at {path}",
             "free some space, or choose another --run-dir",
         )
-
-
-def _out_of_memory(stage: str) -> CadenzaError:
-    return ResourceExhausted(
-        f"stage {stage!r} ran out of memory", "close other programs or make its batch smaller"
-    )
 
 
 @contextmanager

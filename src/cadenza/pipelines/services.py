@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from pydantic import model_validator
 
@@ -17,13 +18,15 @@ from cadenza.orchestration.placement import Placement, Remote, make_placement
 class ServicesConfig(StrictConfig):
     """``placement``: ray (one actor a service) or in_process. ``ray_address``: empty for a private local Ray."""
 
-    placement: str = "ray"
+    placement: Literal["ray", "in_process"] = "ray"
     ray_address: str = ""
     engine: EngineConfig = EngineConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
 
     @model_validator(mode="after")
-    def _engine_holds_the_agents(self) -> ServicesConfig:
+    def _engine_can_serve_the_agents(self) -> ServicesConfig:
+        if self.engine.threads < 1:
+            raise ValueError(f"engine.threads is {self.engine.threads}, fewer than 1")
         wanted, room = self.environment.sandboxes, self.engine.slots
         if wanted > room:
             raise ValueError(f"environment.sandboxes is {wanted}, more than engine.slots, {room}")

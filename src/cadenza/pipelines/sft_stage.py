@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from cadenza.core.config import StrictConfig
 from cadenza.evaluation.report_inputs import read_metrics
 from cadenza.pipelines.stages import Figures, Stage, StageContext
@@ -14,14 +16,14 @@ class SftConfig(StrictConfig):
     (0: never stop early), at most ``budget_s`` seconds. With ``keep_best`` the weights of the best evaluation
     are kept."""
 
-    epochs: float = 8.0
-    budget_s: float = 1e9
-    tokens_per_step: int = 4096
-    tokens_per_microbatch: int = 4096
-    threads: int = 2
-    evaluations_per_epoch: int = 2
-    patience: int = 4
-    tolerance: float = 0.01
+    epochs: float = Field(default=8.0, gt=0)
+    budget_s: float = Field(default=1e9, gt=0)
+    tokens_per_step: int = Field(default=4096, gt=0)
+    tokens_per_microbatch: int = Field(default=4096, gt=0)
+    threads: int = Field(default=2, gt=0)
+    evaluations_per_epoch: int = Field(default=2, gt=0)
+    patience: int = Field(default=4, ge=0)
+    tolerance: float = Field(default=0.01, ge=0)
     keep_best: bool = True
     data: SftDataConfig = SftDataConfig()
     optimizer: OptimizerConfig = OptimizerConfig(
@@ -37,11 +39,10 @@ class Sft(Stage[SftConfig]):
     resumable = True
 
     def run(self, context: StageContext) -> Figures:
-        import torch
-
         from cadenza.model.hf import load_model
-        from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16, write_whole
+        from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
+        from cadenza.training.checkpoint import load_state, save_state
         from cadenza.training.lm import mean_nll, microbatches
         from cadenza.training.sft import (
             Plateau,
@@ -79,13 +80,13 @@ class Sft(Stage[SftConfig]):
         def evaluate(_step: int) -> dict[str, float]:
             loss = mean_nll(model, held, use_bf16())
             if plateau.observe(loss) and config.keep_best:
-                write_whole(best, model.state_dict())
+                save_state(model.state_dict(), best)
             return {"heldout_loss": loss}
 
         every = max(1, per_epoch // config.evaluations_per_epoch)
         seconds = run.run(every, evaluate, lambda: bool(config.patience) and plateau.flat, config.budget_s)
         if best.is_file():
-            model.load_state_dict(torch.load(best, weights_only=True))
+            model.load_state_dict(load_state(best))
         save_with_tokenizer(model, tokenizer, context.out)
         run.finish()
         best.unlink(missing_ok=True)

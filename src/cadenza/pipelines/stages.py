@@ -96,7 +96,7 @@ class StageContext:
         if role not in self.artifacts:
             raise ConfigError(
                 f"stage {self.name!r} has no input {role!r}",
-                f'add inputs = {{ {role} = "STAGE" }} to it in the recipe',
+                f'add inputs = {{ {role} = "NAME" }} to it in the recipe',
             )
         return self.artifacts[role]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from cadenza.core.errors import CorruptArtifact
+from pydantic import Field
+
+from cadenza.core.errors import CorruptArtifact, SandboxUnavailable
 from cadenza.core.types import Task
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.sandbox.local import LocalBackend
@@ -19,7 +21,7 @@ class TasksConfig(GeneratorConfig):
     """The generator's keys. ``validate_share``: part of each split that is run in a sandbox, gold and null (1.0: every
     task); the generator itself has run every task's calls in a plain process before."""
 
-    validate_share: float = 1.0
+    validate_share: float = Field(default=1.0, ge=0, le=1)
 
 
 class Tasks(Stage[TasksConfig]):
@@ -28,6 +30,10 @@ class Tasks(Stage[TasksConfig]):
     Config = TasksConfig
 
     def run(self, context: StageContext) -> Figures:
+        # First: generating a split takes minutes, and a machine without sandboxes would be told only after it.
+        found = LocalBackend.probe()
+        if not found.available:
+            raise SandboxUnavailable(found.reason, found.mend)
         config = self.config.model_copy(
             update={"seed": self.config.seed + context.seed_for("tasks") % 1_000_000}
         )

@@ -73,7 +73,7 @@ class Sandbox:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection: _Connection | None = None
         self._gone: Exception | None = None
-        self._end = "the sandbox ended"  # in the words of whoever noticed first
+        self._end: str | None = None  # in the words of whoever noticed first
         self._destroying: asyncio.Task[None] | None = None
         self._burial: asyncio.Future[None] | None = None
 
@@ -212,7 +212,7 @@ class Sandbox:
 
     def bury(self) -> None:
         """Frees what a dead sandbox held, however it died. For the backend."""
-        self.lose(SandboxGone(self._end))
+        self.lose(SandboxGone(self._end or "the sandbox ended"))
         self._hold.release()
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
@@ -231,7 +231,7 @@ class Sandbox:
         self._pending.clear()
 
     def _ended(self, why: str) -> None:
-        self._end = why
+        self._end = self._end or why  # the abort after a broken answer ends the connection once more
         # Before the agent is ready, the zygote knows better why it ended (the kernel refused to make it), and says
         # so over its own socket, perhaps a moment later. Its word comes in any case, and then ``bury``.
         if self._ready.done():

@@ -103,7 +103,8 @@ class LocalBackend:
         """
         if not sys.platform.startswith("linux"):
             raise SandboxUnavailable(
-                f"backend local needs Linux, this is {sys.platform}", "choose another backend"
+                f"backend local needs Linux, this is {sys.platform}",
+                "run it on Linux, for example in a virtual machine",
             )
         self._work = WorkDir.make(self.config.directory)
         self._scratch = probing.choose_scratch(self.config.scratch, self._work.path)

@@ -97,7 +97,7 @@ def refusal(
         )
     if number in (errno.ENOSPC, errno.EUSERS):
         return SandboxUnavailable(f"{cause}: too many namespaces", "raise the user.max_*_namespaces settings")
-    return SandboxUnavailable(cause, "see docs/explanation/sandbox.md, or choose another backend")
+    return SandboxUnavailable(cause, "see docs/explanation/sandbox.md; cadenza doctor tries it again")
 
 
 def choose_scratch(wanted: str, directory: Path) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cadenza.core.errors import ConfigError, CorruptArtifact, MissingArtifact
+from cadenza.core.files import read_json
 from cadenza.core.types import FORMAT_VERSION, Task
 
 MANIFEST = "manifest.json"
@@ -135,7 +136,7 @@ def write_split(tasks: Iterable[TaskFiles], split: str, out_dir: Path, digest: s
     out_dir.mkdir(parents=True, exist_ok=True)
     manifest = out_dir / MANIFEST
     if manifest.exists():
-        if json.loads(manifest.read_text()).get("config") == digest:
+        if _manifest(manifest).get("config") == digest:
             return load_tasks(out_dir)
         raise ConfigError(
             f"{out_dir} holds tasks of another configuration", "remove it or choose another directory"
@@ -196,9 +197,22 @@ def load_tasks(directory: Path) -> list[Task]:
     path = Path(directory) / MANIFEST
     if not path.is_file():
         raise MissingArtifact(f"no finished task set in {directory}", "generate it first")
-    manifest = json.loads(path.read_text())
+    manifest = _manifest(path)
     if manifest.get("format_version") != FORMAT_VERSION:
         raise CorruptArtifact(
             f"{path} has format {manifest.get('format_version')}", "generate the tasks again"
         )
-    return [load_task(Path(directory) / id) for id in manifest["ids"]]
+    ids = manifest.get("ids")
+    if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
+        raise CorruptArtifact(f"{path} names no tasks", "generate the tasks again")
+    return [load_task(Path(directory) / id) for id in ids]
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path)
+    except CorruptArtifact as error:
+        raise CorruptArtifact(error.cause, "generate the tasks again") from None
+    if not isinstance(found, dict):
+        raise CorruptArtifact(f"{path} is not a manifest", "generate the tasks again")
+    return found

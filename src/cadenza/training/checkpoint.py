@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
-from cadenza.core.errors import CorruptArtifact
+from cadenza.core.errors import CorruptCheckpoint
 from cadenza.core.files import disk_full, is_disk_full
+from cadenza.core.memory import is_out_of_memory, out_of_memory
+
+BEGIN_AGAIN = "add --restart-from STAGE to begin the stage again"
 
 
 def save_state(state: dict[str, Any], path: Path) -> None:
@@ -30,7 +33,8 @@ def save_state(state: dict[str, Any], path: Path) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Reads what ``save_state`` wrote. Raises CorruptArtifact; torch itself would read flipped bits as weights."""
+    """Reads what ``save_state`` wrote. Raises CorruptCheckpoint (torch itself would read flipped bits as weights), or
+    ResourceExhausted when there is no memory for it."""
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -40,8 +44,8 @@ def load_state(path: Path) -> dict[str, Any]:
         if not isinstance(state, dict):
             raise ValueError(f"it holds a {type(state).__name__}")
     except Exception as error:  # zipfile and torch raise many kinds; all mean the same here
+        if is_out_of_memory(error):
+            raise out_of_memory(f"reading the checkpoint {path}") from error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CorruptArtifact(
-            f"the checkpoint {path} cannot be read ({reason})", "start the stage again with --restart-from"
-        ) from error
+        raise CorruptCheckpoint(f"the checkpoint {path} cannot be read ({reason})", BEGIN_AGAIN) from error
     return state

@@ -10,14 +10,14 @@ from cadenza.core.config import StrictConfig
 class OptimizerConfig(StrictConfig):
     """Rates are peaks: linear warm-up, flat, then linear decay to ``final_lr_scale`` over ``decay_share``."""
 
-    adam_lr: float = 3e-3
-    muon_lr: float = 0.015
-    weight_decay: float = 0.01
-    warmup_steps: int = 20
-    decay_share: float = 0.4
-    final_lr_scale: float = 0.05
-    clip_norm: float = 1.0
-    balance_weight: float = 0.01  # of the router's load-balancing loss
+    adam_lr: float = Field(default=3e-3, ge=0)
+    muon_lr: float = Field(default=0.015, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    warmup_steps: int = Field(default=20, ge=0)
+    decay_share: float = Field(default=0.4, ge=0, le=1)
+    final_lr_scale: float = Field(default=0.05, ge=0, le=1)
+    clip_norm: float = Field(default=1.0, gt=0)
+    balance_weight: float = Field(default=0.01, ge=0)  # of the router's load-balancing loss
 
     def scale(self, step: int, steps: int) -> float:
         """Learning-rate factor of ``step`` (0-based) among ``steps``."""
@@ -31,13 +31,13 @@ class MixtureConfig(StrictConfig):
     answers, which are a tenth of a document's text and all of its point; ``listing_weight``: of the listing before
     them."""
 
-    tokens_per_step: int = 3072
-    source_share: float = 0.05
-    clean_share: float = 0.05
-    commit_share: float = 0.6
-    source_length: int = 1024
-    answer_weight: float = 2.0
-    listing_weight: float = 0.5
+    tokens_per_step: int = Field(default=3072, gt=0)
+    source_share: float = Field(default=0.05, ge=0, le=1)
+    clean_share: float = Field(default=0.05, ge=0, le=1)
+    commit_share: float = Field(default=0.6, ge=0, le=1)
+    source_length: int = Field(default=1024, gt=0)
+    answer_weight: float = Field(default=2.0, ge=0)
+    listing_weight: float = Field(default=0.5, ge=0)
 
 
 class SftDataConfig(StrictConfig):
@@ -45,9 +45,9 @@ class SftDataConfig(StrictConfig):
     results, and predicting it a little teaches the small model to read them. ``mistake_weight``: of a turn the
     expert marked as a deliberate mistake (its recovery is what should be learned)."""
 
-    context_weight: float = 0.1
-    mistake_weight: float = 0.0
-    validation_share: float = 0.1
+    context_weight: float = Field(default=0.1, ge=0)
+    mistake_weight: float = Field(default=0.0, ge=0)
+    validation_share: float = Field(default=0.1, gt=0, le=1)
 
 
 class RLStepConfig(StrictConfig):
@@ -63,21 +63,21 @@ class RLStepConfig(StrictConfig):
     the same version above which the run stops (invariant 7), per dtype.
     """
 
-    lr: float = 2e-4
+    lr: float = Field(default=2e-4, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    warmup_steps: int = 3
+    weight_decay: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=3, ge=0)
     decay_share: float = Field(default=0.0, ge=0.0, le=1.0)
-    final_lr_scale: float = Field(default=0.1, ge=0.0, le=1.0)
-    clip_norm: float = 1.0
-    tokens_per_rollout: float = 80.0
-    tokens_per_microbatch: int = 4096
-    importance_cap: float = 2.0
-    kl_beta: float = 0.0
+    final_lr_scale: float = Field(default=0.1, ge=0, le=1)
+    clip_norm: float = Field(default=1.0, gt=0)
+    tokens_per_rollout: float = Field(default=80.0, gt=0)
+    tokens_per_microbatch: int = Field(default=4096, gt=0)
+    importance_cap: float = Field(default=2.0, gt=0)
+    kl_beta: float = Field(default=0.0, ge=0)
     mask_overlong: bool = False
-    samples_per_group: int = 0
-    parity_limit_bf16: float = 0.01
-    parity_limit_fp32: float = 1e-4
+    samples_per_group: int = Field(default=0, ge=0)
+    parity_limit_bf16: float = Field(default=0.01, gt=0)
+    parity_limit_fp32: float = Field(default=1e-4, gt=0)
 
     def lr_scale(self, step: int, progress: float) -> float:
         """Learning-rate factor of ``step`` (0-based) when ``progress`` (0..1) of the run is over."""

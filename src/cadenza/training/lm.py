@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cadenza.core.errors import TrainingDiverged
 from cadenza.model.logprobs import token_logprobs
 from cadenza.model.transformer import PolicyModel
 from cadenza.training.config import OptimizerConfig
@@ -102,15 +103,18 @@ def train(
     bf16: bool,
     on_step: Callable[[int, dict[str, float]], None],
     deadline_s: float = math.inf,
+    used_s: float = 0.0,
 ) -> Iterator[int]:
     """Runs optimizer steps ``state.step`` .. ``steps`` - 1, yielding after each so that the caller can evaluate
     and save at the points it wants.
 
     ``batches(step)`` must depend on nothing but the step: that is what makes a resumed run see the same data.
     ``on_step`` gets nll (nats per weighted token), grad_norm, tokens_per_s. Stops early, at a whole step, once
-    ``deadline_s`` seconds have passed.
+    ``deadline_s`` seconds have passed, of which a run that goes on has used ``used_s`` before.
+
+    Raises TrainingDiverged when the gradient is not finite; the weights are those of the last good step.
     """
-    started = time.monotonic()
+    started = time.monotonic() - used_s
     parameters = [p for p in model.parameters() if p.requires_grad]
     while state.step < steps and time.monotonic() - started < deadline_s:
         t0, tokens = time.monotonic(), 0
@@ -124,7 +128,10 @@ def train(
             tokens += r.ids_BT.numel()
         grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm))
         if not math.isfinite(grad_norm):
-            raise FloatingPointError(f"gradient norm is {grad_norm} at step {state.step}")
+            raise TrainingDiverged(
+                f"the gradient norm of step {state.step} is {grad_norm}",
+                "lower STAGE.optimizer.adam_lr and STAGE.optimizer.muon_lr, and add --restart-from STAGE",
+            )
         # A run that its deadline will cut decays by the clock, or it would stop at a high rate.
         by_clock = steps * (t0 - started) / deadline_s
         optimizers.step(config.scale(max(state.step, int(by_clock)), steps))

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cadenza.core.errors import TrainingDiverged
 from cadenza.core.types import Rollout, Segment
 from cadenza.model.logprobs import token_logprobs
 from cadenza.model.transformer import PolicyModel
@@ -220,7 +221,7 @@ def rl_step(
     """One update of ``model``, whose weights are policy ``version``, when ``progress`` (0..1) of the run is over.
     Returns the step's metrics.
 
-    Raises FloatingPointError when the gradient is not finite: the weights are then untouched.
+    Raises TrainingDiverged when the gradient is not finite: the weights are then untouched.
     """
     started = time.perf_counter()
     denominator = max(1, batch.rollouts) * config.tokens_per_rollout
@@ -243,7 +244,10 @@ def rl_step(
         grad_norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm))
         if not math.isfinite(grad_norm):
             optimizer.zero_grad(set_to_none=True)
-            raise FloatingPointError(f"the gradient norm of step {version} is {grad_norm}")
+            raise TrainingDiverged(
+                f"the gradient norm of step {version} is {grad_norm}",
+                "lower STAGE.step.lr, and add --restart-from STAGE",
+            )
         for group in optimizer.param_groups:
             group["lr"] = config.lr * config.lr_scale(version, progress)
         optimizer.step()

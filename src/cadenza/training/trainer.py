@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cadenza.core.errors import CorruptArtifact, MissingArtifact
+from cadenza.core.errors import CorruptCheckpoint, MissingArtifact
+from cadenza.core.memory import is_out_of_memory
 from cadenza.core.types import Rollout
 from cadenza.model.hf import load_model, save_model
-from cadenza.training.checkpoint import load_state, save_state
+from cadenza.training.checkpoint import BEGIN_AGAIN, load_state, save_state
 from cadenza.training.config import RLStepConfig
 from cadenza.training.rl import make_batch, rl_step
 
 CHECKPOINT = "trainer.pt"
-_MEND = "start the stage again with --restart-from"
 
 
 def weights_digest(state: dict[str, Tensor]) -> str:
@@ -103,18 +103,20 @@ class TrainerService:
         save_state(state, path / CHECKPOINT)
 
     def restore(self, directory: str) -> int:
-        """Reads what ``save`` wrote and returns its version. Raises MissingArtifact or CorruptArtifact."""
+        """Reads what ``save`` wrote and returns its version. Raises MissingArtifact or CorruptCheckpoint."""
         path = Path(directory) / CHECKPOINT
         if not path.is_file():
-            raise MissingArtifact(f"no checkpoint at {path}", _MEND)
+            raise MissingArtifact(f"no checkpoint at {path}", BEGIN_AGAIN)
         try:
             state = load_state(path)
             version = int(state["version"])
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptArtifact(
-                f"the checkpoint {path} is not one of this model ({type(error).__name__})", _MEND
+            if is_out_of_memory(error):
+                raise
+            raise CorruptCheckpoint(
+                f"the checkpoint {path} is not one of this model ({type(error).__name__})", BEGIN_AGAIN
             ) from error
         self.version = version
         return version
