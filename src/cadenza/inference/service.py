@@ -88,7 +88,9 @@ class EngineService:
 
     def _check(self) -> None:
         if self._failure:
-            raise ServiceDied(f"the inference engine failed: {self._failure}", "run the same command again to go on")
+            raise ServiceDied(
+                f"the inference engine failed: {self._failure}", "run the same command again to go on"
+            )
         if self._stopping:
             raise ServiceDied("the inference engine was stopped", "run the same command again to go on")
 
