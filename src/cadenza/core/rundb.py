@@ -28,7 +28,7 @@ WRITE_DEADLINE_S = 2 * BUSY_S
 
 
 class LedgerViolation(CadenzaError):
-    """A prompt would be trained on twice, or trained without having been planned (design invariant 6)."""
+    """A prompt would be trained on twice, or trained without having been planned (invariant 6)."""
 
     exit_code = 9
 

@@ -58,7 +58,7 @@ def reward(
 ) -> tuple[dict[str, float], float | None]:
     """Named rewards and their sum; ``({}, None)`` when the verdict is a failure that is not the model's own.
 
-    An infrastructure failure never becomes a number (design invariant 5). Raises ValueError on a sum that is not
+    An infrastructure failure never becomes a number (invariant 5). Raises ValueError on a sum that is not
     finite, which only a config with infinite weights can cause.
     """
     if verdict.failure is not None and not verdict.failure.counts:

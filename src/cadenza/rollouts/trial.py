@@ -169,7 +169,7 @@ async def _lease(backend: Any, spec: SandboxSpec, deadline_s: float) -> Any:
 
 
 def patch_of(repository: Path, changes: dict[str, bytes | None]) -> str:
-    """The patch of what the agent changed, without by-products of running the code; new files are in it (case 25)."""
+    """The patch of what the agent changed, without by-products of running the code; new files are in it."""
     changes = {path: data for path, data in changes.items() if not is_litter(path)}
     base = {path: (repository / path).read_bytes() for path in changes if (repository / path).is_file()}
     return make_patch(base, changes)
