@@ -16,7 +16,8 @@ from cadenza.core.types import Task
 
 
 class CurriculumConfig(StrictConfig):
-    """``adaptive`` off draws uniformly. ``memory``: weight of the past in the running pass rate (0..1)."""
+    """``adaptive``: off draws uniformly. ``floor``: least weight of a stratum, whose weight is otherwise the standard
+    deviation of its pass rate (0..0.5). ``memory``: weight of the past in the running pass rate (0..1)."""
 
     adaptive: bool = True
     floor: float = 0.15

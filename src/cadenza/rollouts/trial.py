@@ -26,7 +26,10 @@ from cadenza.tokens import Sampling, SessionLost, TokenSession
 
 
 class Deadlines(StrictConfig):
-    """Seconds each part of a trial may wait; the agent's own limit is ``Limits.wall_s`` of the harness."""
+    """Seconds each part of a trial may wait; the agent's own limit is ``Limits.wall_s`` of the harness.
+
+    ``lease_s``: for a sandbox. ``patch_s``: for the changes of the agent's sandbox. ``grade_s``: for the tests.
+    """
 
     lease_s: float = 30.0
     patch_s: float = 10.0
