@@ -47,6 +47,7 @@ class Curriculum:
 
     @property
     def left(self) -> int:
+        """Prompts that were not drawn yet."""
         return sum(len(q) for q in self._queues.values())
 
     def forget(self, task_ids: set[str]) -> None:

@@ -89,6 +89,7 @@ class ScriptedExpert:
         )
 
     def close(self) -> None:
+        """Ends the play; a session of the engine would free its slot here."""
         if self._steps is not None:
             self._steps.close()
 

@@ -172,6 +172,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
         return len(self._bytes_of)
 
 

@@ -29,6 +29,7 @@ class ToolLibrary:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names a call may have, in the order they were given."""
         return tuple(self._tools)
 
     async def run(self, call: Call, sandbox: Any) -> ToolResult:
