@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
 import typing
 from pathlib import Path
 from typing import Any
 
+from class_texts import texts_of
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -20,6 +22,7 @@ from cadenza.pipelines.plan import RESERVED, Recipe, plan_recipe, recipe_folders
 from cadenza.pipelines.stages import Stage
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "configuration.md"
+UNITS = {"_s": "seconds", "_gb": "GB"}  # by the end of a key's name
 HEAD = """# Configuration
 
 <!-- Written by scripts/configuration_page.py; edit the classes it names. -->
@@ -68,7 +71,7 @@ def page() -> str:
 def section(model: type[BaseModel], prefix: str = "", hidden: tuple[str, ...] = ()) -> list[str]:
     """The table of a class, then those of the classes nested in it."""
     parts: list[str] = []
-    doc = "" if model.__doc__ == BaseModel.__doc__ else inspect.cleandoc(model.__doc__ or "")
+    doc, texts = texts_of(model)
     if doc:
         parts.append(f"\n{_plain(doc)}\n")
     rows, nested = [], []
@@ -78,18 +81,27 @@ def section(model: type[BaseModel], prefix: str = "", hidden: tuple[str, ...] = 
         inner = _model_in(field.annotation)
         if inner is not None:
             nested.append((f"{prefix}{name}", inner))
-        extra = field.json_schema_extra
-        notes = "operational" if isinstance(extra, dict) and extra.get("operational") else ""
-        if field.description:
-            notes = f"{field.description}{'; ' + notes if notes else ''}"
+        notes = _notes(name, field, texts.get(name, ""))
         default = _default(field) if inner is None else "see below"
         rows.append(f"| `{prefix}{name}` | {_type(field.annotation)} | {default} | {_cell(notes)} |")
     if rows:
-        parts.append("\n| key | type | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
+        parts.append("\n| key | type | default | what it is |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
     for name, inner in nested:
         parts.append(f"\n**`{name}`**\n")
         parts += section(inner, f"{name}.")
     return parts
+
+
+def _notes(name: str, field: Any, text: str) -> str:
+    """What is known of a key: its text, its unit where the text does not say it, and whether it is operational."""
+    parts = [_plain(field.description or text).rstrip(".")]
+    for suffix, unit in UNITS.items():
+        if name.endswith(suffix) and unit not in parts[0]:
+            parts.append(unit)
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and extra.get("operational"):
+        parts.append("operational")
+    return "; ".join(filter(None, parts))
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
@@ -102,9 +114,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _type(annotation: Any) -> str:
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation.__name__
-    return _cell(
-        str(annotation).replace("typing.", "").replace("pathlib.", "").replace("collections.abc.", "")
-    )
+    return _cell(re.sub(r"\b(?:typing|pathlib|collections\.abc|cadenza(?:\.\w+)+)\.", "", str(annotation)))
 
 
 def _default(field: Any) -> str:
@@ -117,7 +127,7 @@ def _cell(text: str) -> str:
 
 
 def _plain(doc: str) -> str:
-    """A docstring as Markdown: double backticks become single ones, sections stay paragraphs."""
+    """A docstring as Markdown: double backticks become single ones."""
     return doc.replace("``", "`")
 
 

@@ -21,12 +21,12 @@ from hypothesis import settings
 
 from cadenza.tokens import CompactRenderer, Tokenizer
 
-# A shared machine is slow at times: an example has no deadline of its own, and the number of examples is bounded.
+# The load of a machine varies: an example has no deadline of its own, and the number of examples is bounded.
 settings.register_profile("cadenza", deadline=None, max_examples=50)
 settings.load_profile("cadenza")
 
 CI = os.environ.get("CI", "").lower() == "true"
-SKIP_ALLOWED = {"gpu"}  # no machine of ours is promised to have one
+SKIP_ALLOWED = {"gpu"}  # nothing here requires one
 ROOT = Path(__file__).parent.parent
 
 
@@ -76,7 +76,11 @@ def _namespaces() -> str | None:
 
 
 def _train() -> str | None:
-    absent = [name for name in ("torch", "ray", "safetensors") if importlib.util.find_spec(name) is None]
+    absent = [
+        name
+        for name in ("torch", "numba", "llvmlite", "ray", "safetensors")
+        if importlib.util.find_spec(name) is None
+    ]
     return f"{', '.join(absent)} not installed; pip install -e '.[train]'" if absent else None
 
 
@@ -113,7 +117,28 @@ def _gpu() -> str | None:
     return None if done.returncode == 0 else "no accelerator"
 
 
-_PROBES = {"namespaces": _namespaces, "train": _train, "network": _network, "root": _root, "gpu": _gpu}
+def _browser() -> str | None:
+    path = _chromium()
+    if path is None:
+        return "Chromium is not installed; bash scripts/system-deps.sh test"
+    # Ubuntu's chromium-browser may be a script that only tells to install the snap.
+    done = subprocess.run([path, "--version"], capture_output=True, timeout=60, check=False)
+    return None if done.returncode == 0 else f"{path} does not start"
+
+
+def _chromium() -> str | None:
+    """Debian's name, Ubuntu's, Google's."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+_PROBES = {
+    "namespaces": _namespaces,
+    "train": _train,
+    "browser": _browser,
+    "network": _network,
+    "root": _root,
+    "gpu": _gpu,
+}
 _NEEDED: Counter[str] = Counter()
 
 
@@ -152,6 +177,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(
             f"{capability:<11} {count:>4} tests   {'yes' if reason is None else 'NO: ' + reason}"
         )
+
+
+@pytest.fixture
+def chromium() -> str:
+    """The browser's path; for tests marked ``needs_browser``."""
+    path = _chromium()
+    assert path is not None
+    return path
 
 
 @pytest.fixture

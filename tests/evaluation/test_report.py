@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 
@@ -173,11 +172,8 @@ def test_parts_are_found_in_the_folders_of_stages_and_a_finished_stage_hides_its
 
 
 @pytest.mark.needs_browser
-def test_the_page_fits_a_narrow_window(full, tmp_path):
+def test_the_page_fits_a_narrow_window(full, tmp_path, chromium):
     """Chromium lays the page out at 500 pixels; nothing may be wider than the window."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("needs browser: chromium is not installed")
     probe = tmp_path / "probe.html"
     measure = (
         "<script>onload=()=>document.documentElement.setAttribute('data-size',"

@@ -32,10 +32,12 @@ def attempt(tmp_path):
             vocab_size=64, d_model=d_model, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16, n_experts=2,
             experts_per_token=1, d_expert=16, d_shared=16,
         )  # fmt: skip
+        model = PolicyModel(config)
+        model.initialize(0)
         context: Any = SimpleNamespace(name="sft", out=tmp_path, resumed=resumed, progress=Progress())
         row = (np.arange(40, dtype=np.uint16), np.ones(40, np.float32))
         return LMRun(
-            context, PolicyModel(config), OptimizerConfig(), lambda _: microbatches([row], 64), 4,
+            context, model, OptimizerConfig(), lambda _: microbatches([row], 64), 4,
             threads=1, save_every_s=0.0,
         )  # fmt: skip
 

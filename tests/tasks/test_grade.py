@@ -1,4 +1,4 @@
-"""Grading: from the patch alone, with trusted tests; a finite score or a typed failure (cases 32-40)."""
+"""Grading: from the patch alone, with trusted tests; a finite score or a typed failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patches: made as git writes them, applied byte for byte or refused (cases 21, 25, 28)."""
+"""Patches: made as git writes them, applied byte for byte or refused."""
 
 from __future__ import annotations
 

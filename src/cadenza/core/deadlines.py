@@ -1,4 +1,4 @@
-"""Every wait has a deadline with a named cause (design invariant 9)."""
+"""Every wait has a deadline with a named cause (invariant 9)."""
 
 from __future__ import annotations
 

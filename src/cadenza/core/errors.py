@@ -5,7 +5,7 @@ Two families, never mixed:
 * ``CadenzaError`` is for people. It carries a cause and a mend; the command line prints both on one line and
   leaves with ``exit_code``. A user's mistake never shows a stack trace.
 * ``RolloutFailure`` is for machines. It names why a rollout has no verdict and says what the reconciler does
-  with it: retry, grade, train. A reward is finite or there is a failure (design invariant 5); nothing becomes 0.
+  with it: retry, grade, train. A reward is finite or there is a failure (invariant 5); nothing becomes 0.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CorruptCheckpoint(CorruptArtifact):
 
 
 class SandboxUnavailable(CadenzaError):
-    """The chosen backend cannot run here (design invariant 12: no silent downgrade)."""
+    """The chosen backend cannot run here (invariant 12: no silent downgrade)."""
 
     exit_code = 5
 
@@ -88,7 +88,7 @@ class DeadlineExceeded(CadenzaError):
 class TrainingDiverged(CadenzaError, FloatingPointError):
     """A loss or gradient that is no number any more, most often because the learning rate is too high."""
 
-    exit_code = 10
+    exit_code = 11
 
 
 class Interrupted(CadenzaError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cadenza.core.errors import ConfigError
 
-TRAIN = ("torch", "ray", "safetensors", "matplotlib", "psutil")  # what cadenza[train] brings
+TRAIN = ("torch", "numba", "llvmlite", "ray", "safetensors")  # what cadenza[train] brings
 
 
 def missing_extra(error: BaseException, what: str) -> ConfigError | None:

@@ -33,6 +33,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def disk_full(path: Path | str) -> ResourceExhausted:
+    """The error that tells a user which file did not fit."""
     return ResourceExhausted(
         f"no space left to write {path}", "free disk space and run the same command again"
     )

@@ -36,6 +36,7 @@ def describe(root: Path | None = None) -> dict[str, Any]:
 
 @cache
 def cpu_model() -> str:
+    """The processor's name as the kernel gives it; where it gives none, the architecture."""
     for line in _cpuinfo():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -28,9 +28,9 @@ WRITE_DEADLINE_S = 2 * BUSY_S
 
 
 class LedgerViolation(CadenzaError):
-    """A prompt would be trained on twice, or trained without having been planned (design invariant 6)."""
+    """A prompt would be trained on twice, or trained without having been planned (invariant 6)."""
 
-    exit_code = 9
+    exit_code = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ class RunDatabase:
         return cls(engine, str(location), commit_interval_s)
 
     def close(self) -> None:
+        """Commits what was submitted and frees the connections."""
         self._writer.close()
         self._engine.dispose()
 
@@ -156,6 +157,7 @@ class RunDatabase:
         self._wait(self._writer.submit(write))
 
     def set_run_status(self, run: str, status: str) -> None:
+        """``status``: running | finished | failed | interrupted."""
         statement = sa.update(tables.runs).where(tables.runs.c.id == run)
         self._execute(statement.values(status=status, updated=time.time()))
 
@@ -165,6 +167,7 @@ class RunDatabase:
         return [RunRecord(**{**row, "directory": Path(row["directory"])}) for row in rows]
 
     def run(self, run: str) -> RunRecord | None:
+        """The run with this id, None when it was never begun."""
         return next((record for record in self.runs() if record.id == run), None)
 
     # stages
@@ -191,6 +194,7 @@ class RunDatabase:
         self._wait(self._writer.submit(write))
 
     def finish_stage(self, run: str, name: str, artifact_digest: str, figures: dict[str, Any]) -> None:
+        """Records that a started stage made its artifact."""
         self._execute(
             sa.update(tables.stages)
             .where(_stage(run, name))
@@ -309,6 +313,7 @@ class RunDatabase:
         self._wait(self._writer.submit(write))
 
     def steps(self, rl_run: str) -> list[StepRecord]:
+        """The steps of an RL run, in order."""
         table = tables.rl_steps
         columns = (table.c.step, table.c.policy_version, table.c.metrics, table.c.created)
         rows = self._read(sa.select(*columns).where(table.c.run == rl_run).order_by(table.c.step))
@@ -346,6 +351,7 @@ class RunDatabase:
         self._wait(self._writer.submit(write))
 
     def policies(self, rl_run: str) -> list[Policy]:
+        """The recorded versions of an RL run's policy, oldest first."""
         c = tables.policies.c
         query = sa.select(c.name, c.version, c.parent, c.digest).where(c.run == rl_run).order_by(c.version)
         return [Policy(**row) for row in self._read(query)]

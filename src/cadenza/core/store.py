@@ -72,6 +72,7 @@ class ObjectStore:
         return data
 
     def exists(self, key: str) -> bool:
+        """Whether something is stored under the key."""
         return self._fs.isfile(self._path(key))
 
     def keys(self, prefix: str = "") -> list[str]:

@@ -52,6 +52,7 @@ class Telemetry:
                 self._synced = time.monotonic()
 
     def close(self) -> None:
+        """Makes what was written durable and closes the file. May be called twice."""
         with self._lock:
             if self._file >= 0:
                 file, self._file = self._file, -1

@@ -114,6 +114,7 @@ class Rollout:
 
     @property
     def sampled_tokens(self) -> int:
+        """Tokens the policy sampled, over all segments."""
         return int(sum(int(s.sampled_T.sum()) for s in self.segments))
 
 

@@ -7,10 +7,10 @@ to the trainer is exactly what the engine saw.
 What ends a run (``finish_reason``):
 ``finish``      the model called finish or wrote a closing message
 ``max_turns``   too many turns
-``max_tokens``  a turn was cut at its token limit; it is flagged and not executed (case 18)
-``context``     the context is full (case 17); a turn cut by it is not executed either
+``max_tokens``  a turn was cut at its token limit; it is flagged and not executed
+``context``     the context is full; a turn cut by it is not executed either
 ``errors``      too many calls one after another were broken, refused or without effect; one only gets an error as its
-                result (case 15), but a model that repeats itself would go on until something else ends it. Every
+                result, but a model that repeats itself would go on until something else ends it. Every
                 kind of error counts but ``unexpected_environment``, which is not the model's doing: it neither adds
                 to the row nor ends it
 ``deadline``    the wall time is over
@@ -37,7 +37,12 @@ from cadenza.tokens import BrokenCall, Call, CompactRenderer, Final, Parsed, Sam
 
 
 class Limits(StrictConfig):
-    """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike."""
+    """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike.
+
+    ``max_turns``: sampled turns. ``max_tokens_per_turn``: sampled tokens of one turn; a turn that is cut there ends
+    the run. ``max_context_tokens``: of the whole context. ``max_errors_in_a_row``: calls that one after another were
+    broken, refused or without effect. ``wall_s``: seconds from the first turn to the last.
+    """
 
     max_turns: int = Field(default=14, gt=0)
     max_tokens_per_turn: int = Field(default=96, gt=0)
@@ -103,7 +108,7 @@ class Agent:
     ) -> AgentResult:
         """Runs to the end and returns; the caller owns ``session`` and ``sandbox`` and frees them.
 
-        Raises SessionLost, SandboxGone (case 12), DeadlineExceeded of a sandbox that does not answer, and
+        Raises SessionLost, SandboxGone (it ended under a tool), DeadlineExceeded of a sandbox that does not answer, and
         CancelledError; nothing the model samples raises.
         """
         run = _Run(SegmentBuilder(), sampling or Sampling(), on_step)

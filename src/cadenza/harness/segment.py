@@ -1,4 +1,4 @@
-"""Builds a Segment whose invariants hold by construction (design invariant 2)."""
+"""Builds a Segment whose invariants hold by construction (invariant 2)."""
 
 from __future__ import annotations
 

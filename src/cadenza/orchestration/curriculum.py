@@ -18,7 +18,8 @@ from cadenza.core.types import Task
 
 
 class CurriculumConfig(StrictConfig):
-    """``adaptive`` off draws uniformly. ``memory``: weight of the past in the running pass rate (0..1)."""
+    """``adaptive``: off draws uniformly. ``floor``: least weight of a stratum, whose weight is otherwise the standard
+    deviation of its pass rate (0..0.5). ``memory``: weight of the past in the running pass rate (0..1)."""
 
     adaptive: bool = True
     floor: float = Field(default=0.15, ge=0, le=1)
@@ -48,6 +49,7 @@ class Curriculum:
 
     @property
     def left(self) -> int:
+        """Prompts that were not drawn yet."""
         return sum(len(q) for q in self._queues.values())
 
     def forget(self, task_ids: set[str]) -> None:

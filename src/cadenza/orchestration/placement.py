@@ -182,7 +182,7 @@ class RayPlacement(Placement):
     def __init__(self, address: str | None = None, memory_bytes: int = 300_000_000) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Ray runs workers at niceness 15; on a shared machine everything else would then come first.
+        # Ray runs workers at niceness 15: whatever else the machine does would then come first.
         os.environ.setdefault("RAY_worker_niceness", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a private Ray listens on this machine alone
         import ray

@@ -49,6 +49,9 @@ class RunConfig(StrictConfig):
     step (invariant 8); a straggler is waited for ``straggler_s`` seconds and then trained with its capped weight.
     ``synchronous`` turns the overlap off; the side that works then has ``synchronous_threads`` cores.
     ``max_steps`` or ``max_seconds`` end the run, whichever comes first.
+    ``group_size``: rollouts a prompt. ``temperature``: of sampling. ``attempts``: trials of one rollout that the
+    infrastructure fails. ``checkpoint_every``: steps. ``step_deadline_s``: seconds a step of the trainer may take.
+    ``idle_deadline_s``: seconds without any rollout or step after which the run ends.
     """
 
     max_steps: int = Field(default=60, ge=0)

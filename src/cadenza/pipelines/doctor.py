@@ -19,6 +19,12 @@ a = torch.ones(8, 8, dtype=torch.bfloat16)
 assert float((a @ a)[0, 0]) == 8.0
 print(torch.__version__, torch.cuda.device_count() if torch.cuda.is_available() else 0, torch.get_num_threads())
 """
+NUMBA_PROBE = """
+import numba, numpy
+double = numba.njit(lambda x: 2 * x)
+assert (double(numpy.ones(8)) == 2).all()
+print(numba.__version__)
+"""
 
 
 @dataclass(frozen=True)
@@ -31,17 +37,19 @@ class Check:
     mend: str = ""
 
     def to_plain(self) -> dict[str, Any]:
+        """JSON-ready."""
         return asdict(self)
 
 
 def examine(run_dir: Path) -> list[Check]:
-    """Runs every check, about three seconds. Raises nothing: what goes wrong is a failing line."""
+    """Runs every check, about five seconds. Raises nothing: what goes wrong is a failing line."""
     return [
         _python(),
         _cores(),
         _memory(),
         _disk(run_dir),
         _torch(),
+        _numba(),
         _bf16(),
         _ray(),
         _sandbox(),
@@ -96,21 +104,35 @@ def _existing(path: Path) -> Path:
 
 
 def _torch() -> Check:
-    """Really multiplies two bf16 matrices, in a process of its own so that a broken build cannot take us down."""
-    if machine.installed("torch") is None:
-        return Check("torch", "fail", "not installed", "pip install 'cadenza[train]'")
-    mend = "reinstall it: pip install --force-reinstall torch"
+    """Really multiplies two bf16 matrices."""
+    found = _tried("torch", TORCH_PROBE)
+    if isinstance(found, Check):
+        return found
+    version, devices, threads = found
+    return Check("torch", "ok", f"{version}, {devices} GPUs, {threads} threads")
+
+
+def _numba() -> Check:
+    """Really compiles a function: numba also needs an llvmlite and a numpy that fit it."""
+    found = _tried("numba", NUMBA_PROBE)
+    return found if isinstance(found, Check) else Check("numba", "ok", found[0])
+
+
+def _tried(package: str, probe: str) -> list[str] | Check:
+    """The words a probe prints, or the failing line; in a process of its own, since a broken build can kill it."""
+    if machine.installed(package) is None:
+        return Check(package, "fail", "not installed", "pip install 'cadenza[train]'")
+    mend = f"reinstall it: pip install --force-reinstall {package}"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", TORCH_PROBE], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=False
         )
     except subprocess.TimeoutExpired:
-        return Check("torch", "fail", "did not load within 120 s", mend)
+        return Check(package, "fail", "did not load within 120 s", mend)
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"ended with status {done.returncode}"]
-        return Check("torch", "fail", f"{machine.installed('torch')} does not work: {last[0][:200]}", mend)
-    version, devices, threads = done.stdout.split()
-    return Check("torch", "ok", f"{version}, {devices} GPUs, {threads} threads")
+        return Check(package, "fail", f"{machine.installed(package)} does not work: {last[0][:200]}", mend)
+    return done.stdout.split()
 
 
 def _bf16() -> Check:

@@ -19,7 +19,12 @@ from cadenza.core.types import Segment, TokenKind, Verdict
 
 
 class LengthPenalty(StrictConfig):
-    """Weights of the length penalty; ``scale`` 0 turns it off. ``q`` = 1 gives the logarithm."""
+    """Weights of the length penalty.
+
+    ``scale``: factor on the whole penalty, in units of reward; 0 turns it off. ``k``: how soon the penalty bends, per
+    weighted token. ``q``: how strongly it bends, 0 (a line) to 1 (the logarithm). ``think``, ``call``, ``output``,
+    ``final``: weight of a token of that kind. ``per_call``, ``per_turn``: weight of one call, of one turn.
+    """
 
     scale: float = 0.0
     k: float = Field(default=0.01, gt=0)
@@ -35,6 +40,7 @@ class LengthPenalty(StrictConfig):
 class RewardConfig(StrictConfig):
     """What a rollout is worth.
 
+    ``solved``: the outcome for a score of 1. ``failed``: for a score of 0; what lies between follows the score.
     ``unfinished``: factor on the outcome of a run that did not end by itself (cut turn, full context, too many
     turns): its patch is graded, and 1.0 means the patch alone counts.
     ``failures``: the outcome for a verdict that is the model's own failure, by kind; a kind that is not listed
@@ -58,7 +64,7 @@ def reward(
 ) -> tuple[dict[str, float], float | None]:
     """Named rewards and their sum; ``({}, None)`` when the verdict is a failure that is not the model's own.
 
-    An infrastructure failure never becomes a number (design invariant 5). Raises ValueError on a sum that is not
+    An infrastructure failure never becomes a number (invariant 5). Raises ValueError on a sum that is not
     finite, which only a config with infinite weights can cause.
     """
     if verdict.failure is not None and not verdict.failure.counts:

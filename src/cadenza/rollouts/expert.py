@@ -25,7 +25,13 @@ MISTAKE = "mistake"
 
 
 class ExpertConfig(StrictConfig):
-    """Shares of runs (0..1) that take each optional step."""
+    """Shares of runs (0..1) that take each optional step.
+
+    ``list_dir_first``: looks at the folder before anything else. ``tests_first``: runs the tests before reading.
+    ``grep_although_named``: searches although the issue names the place. ``tests_between_files``: runs the tests after
+    the first of two files is mended. ``tests_last``: runs the tests before it finishes. ``mistake``: makes a wrong edit
+    first, marked as one. ``read_again_after_mistake``: of the runs with a mistake, reads the place again.
+    """
 
     list_dir_first: float = 0.3
     tests_first: float = 0.5
@@ -83,6 +89,7 @@ class ScriptedExpert:
         )
 
     def close(self) -> None:
+        """Ends the play; a session of the engine would free its slot here."""
         if self._steps is not None:
             self._steps.close()
 

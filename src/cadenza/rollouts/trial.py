@@ -26,7 +26,10 @@ from cadenza.tokens import Sampling, SessionLost, TokenSession
 
 
 class Deadlines(StrictConfig):
-    """Seconds each part of a trial may wait; the agent's own limit is ``Limits.wall_s`` of the harness."""
+    """Seconds each part of a trial may wait; the agent's own limit is ``Limits.wall_s`` of the harness.
+
+    ``lease_s``: for a sandbox. ``patch_s``: for the changes of the agent's sandbox. ``grade_s``: for the tests.
+    """
 
     lease_s: float = 30.0
     patch_s: float = 10.0
@@ -169,7 +172,7 @@ async def _lease(backend: Any, spec: SandboxSpec, deadline_s: float) -> Any:
 
 
 def patch_of(repository: Path, changes: dict[str, bytes | None]) -> str:
-    """The patch of what the agent changed, without by-products of running the code; new files are in it (case 25)."""
+    """The patch of what the agent changed, without by-products of running the code; new files are in it."""
     changes = {path: data for path, data in changes.items() if not is_litter(path)}
     base = {path: (repository / path).read_bytes() for path in changes if (repository / path).is_file()}
     return make_patch(base, changes)

@@ -109,6 +109,7 @@ class Hold:
             store.counts[layer] += 1
 
     def release(self) -> None:
+        """Gives the layers back; those nobody else holds are deleted."""
         layers, self._layers = self._layers, []
         for layer in layers:
             self._store.counts[layer] -= 1
@@ -126,9 +127,11 @@ class LayerStore:
         self.counts: collections.Counter[Path] = collections.Counter()
 
     def owns(self, layer: Path) -> bool:
+        """Whether the layer is a snapshot of this store, and no folder of the user."""
         return layer.parent == self._directory
 
     def hold(self, layers: Sequence[Path]) -> Hold:
+        """Keeps those of the layers that are snapshots until the hold is released."""
         return Hold(self, layers)
 
     def changes(self, entries: Sequence[Entry], layers: Sequence[Path]) -> dict[str, bytes | None]:

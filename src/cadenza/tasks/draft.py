@@ -50,6 +50,7 @@ class Draft:
 
     @property
     def source(self) -> str:
+        """The function as Python source."""
         return "\n".join(self.lines)
 
 
@@ -61,9 +62,11 @@ class Draw:
         self.theme = theme
 
     def pick(self, *options):
+        """One of the options, each as likely."""
         return options[int(self.rng.random() * len(options))]
 
     def chance(self, p: float) -> bool:
+        """True with probability ``p``."""
         return self.rng.random() < p
 
     def number(self, low: int, high: int) -> int:
@@ -71,15 +74,19 @@ class Draw:
         return low + int(self.rng.random() * (high - low + 1))
 
     def thing(self) -> str:
+        """A countable thing of the theme."""
         return self.pick(*self.theme.things)
 
     def amount(self) -> str:
+        """A numeric attribute in the theme."""
         return self.pick(*self.theme.amounts)
 
     def label(self) -> str:
+        """A text attribute in the theme."""
         return self.pick(*self.theme.labels)
 
     def compare(self) -> str:
+        """An order comparison."""
         return self.pick(">", ">=", "<", "<=")
 
     def element(self, noun: str) -> str:
@@ -145,6 +152,7 @@ def words(rng: random.Random, least: int = 2, most: int = 4) -> list[str]:
 
 
 def word(rng: random.Random) -> str:
+    """A lower-case word."""
     return SAMPLE_WORDS[int(rng.random() * len(SAMPLE_WORDS))]
 
 

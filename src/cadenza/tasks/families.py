@@ -27,6 +27,7 @@ class Mutation:
     text: str | None
 
     def apply(self, lines: tuple[str, ...]) -> tuple[str, ...]:
+        """The lines with the mutation in them."""
         middle = () if self.text is None else (self.text,)
         return (*lines[: self.line], *middle, *lines[self.line + 1 :])
 
@@ -78,6 +79,7 @@ class Scope:
         return False
 
     def splice(self, family: str, node: Located, text: str) -> Mutation:
+        """Writes ``text`` in the place of a node that lies on one line."""
         line = self.lines[node.lineno - 1]
         return Mutation(family, node.lineno - 1, line[: node.col_offset] + text + line[node.end_col_offset :])
 
@@ -169,6 +171,7 @@ def mutations(lines: tuple[str, ...], names: tuple[str, ...], rng: random.Random
 
 
 def compiles(lines: tuple[str, ...]) -> bool:
+    """Whether the lines are Python."""
     try:
         ast.parse("\n".join(lines))
     except SyntaxError:

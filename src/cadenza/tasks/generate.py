@@ -37,7 +37,11 @@ __all__ = ["GeneratorConfig", "SplitConfig", "draw_tasks", "generate_split", "lo
 
 
 class SplitConfig(StrictConfig):
-    """What one split holds."""
+    """What one split holds.
+
+    ``count``: tasks. ``two_edit_share``: of the tasks (0..1) that need two edits. ``max_modules``: files with code in a
+    repository at most.
+    """
 
     count: int = Field(gt=0)
     families: tuple[str, ...] = ()  # none: all that a split of this name may use
@@ -66,6 +70,9 @@ def _splits() -> dict[str, SplitConfig]:
 
 class GeneratorConfig(StrictConfig):
     """Seed, splits and family lists of a generated task set.
+
+    ``unseen_families``: bug families that only held-out splits may use. ``splits``: by name; ``demo``, ``train`` and
+    ``val`` never hold a task of an unseen family.
 
     Raises (from validation):
         ValueError: an unknown split or family, or an unseen family in a split that trains.

@@ -1,6 +1,6 @@
 """The grade of a patch: a fresh sandbox, the clean repository, the patch, then tests the agent never touched.
 
-Order matters (design invariant 11): the agent's sandbox is gone; the patch is applied to the recorded base tree, byte
+Order matters (invariant 11): the agent's sandbox is gone; the patch is applied to the recorded base tree, byte
 for byte; visible tests come from the task directory, not from the patch; hidden tests arrive last. A verdict is a
 finite score or a typed failure, never a silent 0.
 """

@@ -24,15 +24,18 @@ class Module:
 
     @property
     def path(self) -> str:
+        """Where the module lies in its repository."""
         return f"{self.name}.py"
 
     @property
     def import_lines(self) -> tuple[str, ...]:
+        """Imports of what its functions call in other modules."""
         pairs = dict.fromkeys(pair for d in self.drafts for pair in d.imports)
         return tuple(f"from {module} import {name}" for module, name in pairs)
 
     @property
     def lines(self) -> tuple[str, ...]:
+        """Imports and functions, with an empty line between."""
         out: list[str] = list(self.import_lines)
         for draft in self.drafts:
             out.extend(("", *draft.lines) if out else draft.lines)
@@ -40,6 +43,7 @@ class Module:
 
     @property
     def source(self) -> str:
+        """The file's text, with a final newline."""
         return "\n".join(self.lines) + "\n"
 
     def start_of(self, index: int) -> int:

@@ -37,7 +37,7 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class BrokenCall:
-    """A turn that is no action and is never dispatched (case 15). ``message`` is short: the model reads it.
+    """A turn that is no action and is never dispatched. ``message`` is short: the model reads it.
 
     ``kind``: ``no_role`` (does not begin with a role token), ``no_end``, ``stray_special`` (a special token inside the
     text), ``trailing`` (tokens after the end), ``not_utf8``, ``bad_name``, ``two_thoughts``.

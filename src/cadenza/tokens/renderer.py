@@ -79,7 +79,7 @@ class CompactRenderer:
         return role != self._think
 
     def parse(self, sampled_ids: Sequence[int]) -> Parsed:
-        """Reads one sampled turn; never raises, whatever the ids are (case 15)."""
+        """Reads one sampled turn; never raises, whatever the ids are."""
         ids = list(sampled_ids)
         think: str | None = None
         if ids and ids[0] == self._think:

@@ -17,6 +17,7 @@ class Sampling:
     max_tokens: int = 96
 
     def plain(self) -> dict[str, float]:
+        """As ``Segment.sampling`` keeps it."""
         return {"temperature": self.temperature, "max_tokens": float(self.max_tokens)}
 
 

@@ -149,7 +149,7 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ``ids``: specials as their names, undecodable bytes and ids out of range as U+FFFD (case 1)."""
+        """Text of ``ids``: specials as their names, undecodable bytes and ids out of range as U+FFFD."""
         return b"".join(self._piece(i) for i in ids).decode("utf-8", "replace")
 
     def decode_strict(self, ids: Iterable[int]) -> str:
@@ -172,6 +172,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
         return len(self._bytes_of)
 
 

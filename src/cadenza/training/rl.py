@@ -1,6 +1,6 @@
 """The whole RL step: advantages, packing, the policy-gradient loss, one optimizer update.
 
-Objective (Composer 2, section 4.1; design table): group-relative advantage, mean-centred, not divided by the
+Objective (Composer 2, section 4.1): group-relative advantage, mean-centred, not divided by the
 group's standard deviation; no division by response length, one constant denominator; single epoch; truncated
 importance weight of the trainer's over the engine's log-probability; KL to the reference, if any, as k1 inside
 the advantage (as a loss its expected gradient would be zero).

@@ -34,7 +34,7 @@ class EditLine:
 
 
 def replace_line(data: bytes, number: int, text: str) -> tuple[bytes, list[str]]:
-    """Replaces line ``number`` (from 1) of ``data`` by ``text``, keeping the line's own line ending (case 23).
+    """Replaces line ``number`` (from 1) of ``data`` by ``text``, keeping the line's own ending, CRLF or LF.
 
     Returns the new bytes and, when the number of lines changed, the neighbourhood as ``N|text``. Raises
     ToolError(not_found) for a line that does not exist.

@@ -12,8 +12,8 @@ class Grep:
     """``grep PATTERN`` -> ``path:N|text``, at most ``most`` lines, then ``+N more``.
 
     Runs inside the sandbox: a pattern written by a model may take exponential time. Basic regular expressions, in
-    which ``total(`` is what it looks like. A path is always given, stdin is closed, ``-e`` guards a leading dash
-    (case 11); exit 1 is "no match" and 2 an error.
+    which ``total(`` is what it looks like. A path is always given and stdin is closed, since grep would otherwise wait
+    for text on stdin; ``-e`` guards a leading dash; exit 1 is "no match" and 2 an error.
     """
 
     name = "grep"

@@ -29,10 +29,11 @@ class ToolLibrary:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names a call may have, in the order they were given."""
         return tuple(self._tools)
 
     async def run(self, call: Call, sandbox: Any) -> ToolResult:
-        """Dispatches one call. Raises SandboxGone or CadenzaError when the sandbox died under the tool (case 12)."""
+        """Dispatches one call. Raises SandboxGone or CadenzaError when the sandbox died under the tool."""
         tool = self._tools.get(call.name)
         if tool is None:
             return ToolResult(f"error: no tool {call.name[:40]}", "unknown_tool")

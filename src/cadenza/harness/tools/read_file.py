@@ -29,7 +29,7 @@ class ReadFile:
 
 
 def text_lines(data: bytes) -> list[str]:
-    """Lines of a file as shown: split at LF only, a CR before it hidden, undecodable bytes as U+FFFD (case 1)."""
+    """Lines of a file as shown: split at LF only, a CR before it hidden, undecodable bytes as U+FFFD."""
     lines = data.decode("utf-8", "replace").split("\n")
     if lines[-1] == "":
         lines.pop()

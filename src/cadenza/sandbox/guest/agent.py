@@ -32,6 +32,7 @@ class Channel:
         self._queue: collections.deque[tuple[dict[str, Any], bytes]] = collections.deque()
 
     def fileno(self) -> int:
+        """The descriptor to wait on with ``select``."""
         return self.socket.fileno()
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
@@ -55,6 +56,7 @@ class Channel:
         self._queue.extend(self._reader.feed(data))
 
     def send(self, message: dict[str, Any], payload: bytes = b"") -> None:
+        """Sends one message to the host."""
         self.socket.sendall(frames.pack(message, payload))
 
 

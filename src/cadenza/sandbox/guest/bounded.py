@@ -13,6 +13,7 @@ class HeadTail:
         self._seen = 0
 
     def feed(self, data: bytes) -> None:
+        """Takes the next bytes."""
         self._seen += len(data)
         room = self._half - len(self._head)
         if room > 0:
@@ -25,6 +26,7 @@ class HeadTail:
 
     @property
     def truncated(self) -> bool:
+        """Whether anything was left out."""
         return self._seen > 2 * self._half
 
     def value(self) -> bytes:

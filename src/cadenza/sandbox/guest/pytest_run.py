@@ -71,9 +71,11 @@ class Reporter:
         self._outcomes: dict[str, str] = {}
 
     def attach(self, fd: int) -> None:
+        """From now on lines go to this descriptor."""
         self._sink = fd
 
     def emit(self, line: dict[str, Any]) -> None:
+        """Writes one JSON line."""
         data = json.dumps(line).encode() + b"\n"
         while data:
             data = data[os.write(self._sink, data) :]

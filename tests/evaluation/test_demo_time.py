@@ -1,0 +1,71 @@
+"""A committed wall time must be of a whole run of one command, and must not take another figure with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[2] / "experiments" / "demo_time.py"
+MAKEFILE = """
+install:
+\t@sleep 0.6
+demo:
+\t@test ! -e broken
+\t@mkdir -p runs/$(if $(QUICK),demo-quick,demo)
+"""
+
+
+@pytest.fixture(scope="module")
+def program():
+    spec = importlib.util.spec_from_file_location("demo_time", PATH)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["demo_time"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["demo_time"]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    return tmp_path
+
+
+def lines(checkout: Path) -> dict[str, dict]:
+    text = (checkout / "docs" / "results" / "demo.jsonl").read_text()
+    return {body["figure"]: body for body in map(json.loads, text.splitlines())}
+
+
+def test_the_installation_is_not_counted_and_the_line_names_its_command(program, checkout):
+    assert program.main(["--root", str(checkout), "--quick"]) == 0
+    figure = lines(checkout)["quick_wall_s"]
+    assert figure["value"] < 0.6 and figure["unit"] == "s" and figure["better"] == "lower"
+    assert figure["command"] == "make demo QUICK=1" and figure["seeds"] == [0] and figure["n"] == 1
+    assert {"cpu", "cores", "python", "torch"} == set(figure["machine"])
+
+
+def test_a_second_figure_leaves_the_first_as_it_was(program, checkout):
+    assert program.main(["--root", str(checkout), "--quick"]) == 0
+    before = lines(checkout)["quick_wall_s"]
+    assert program.main(["--root", str(checkout), "--full"]) == 0
+    assert lines(checkout)["quick_wall_s"] == before
+    assert lines(checkout)["demo_wall_s"]["command"] == "make demo"
+
+
+def test_the_rest_of_a_run_is_never_taken_for_a_whole_one(program, checkout, capsys):
+    (checkout / "runs" / "demo").mkdir(parents=True)
+    assert program.main(["--root", str(checkout), "--full"]) == 2
+    assert "runs/demo is there already" in capsys.readouterr().err
+    assert not (checkout / "docs").exists()
+
+
+def test_a_run_that_fails_leaves_no_figure(program, checkout, capsys):
+    (checkout / "broken").touch()
+    assert program.main(["--root", str(checkout), "--full"]) == 1
+    assert "make demo ended with status" in capsys.readouterr().err
+    assert not (checkout / "docs").exists()
