@@ -1,0 +1,103 @@
+"""Every stage of the demo, very small, in processes of its own: killed, interrupted, and finished all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs_train, pytest.mark.needs_namespaces]
+SOURCE = Path(__file__).parents[2] / "src"
+DEADLINE_S = 240.0
+RECIPE = """
+extends = "demo-quick"
+name = "tiny"
+
+[[stage]]
+name = "tasks"
+[stage.splits.demo]
+count = 24
+[stage.splits.train]
+count = 24
+[stage.splits.val]
+count = 4
+[stage.splits.heldout]
+count = 8
+[stage.splits.heldout_hard]
+count = 4
+
+[[stage]]
+name = "cpt"
+steps = 2
+source_documents = 20
+held_out_tokens = 2048
+evaluate_every = 2
+
+[[stage]]
+name = "sft"
+epochs = 1
+budget_s = 20
+
+[[stage]]
+name = "rl"
+max_steps = 1
+max_seconds = 60
+groups_per_step = 1
+groups_in_flight = 2
+most_groups_per_step = 3
+
+[[stage]]
+name = "evaluate"
+validation_tasks = 4
+validation_samples = 1
+"""
+
+
+def start(folder: Path, resume: bool) -> subprocess.Popen[str]:
+    (folder / "tiny.toml").write_text(RECIPE)
+    argv = [sys.executable, "-m", "cadenza", "train", "./tiny.toml", "--run-dir", "run"]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [*argv, *(["--resume"] if resume else [])], cwd=folder, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
+def end_at(folder: Path, line: str, number: int, resume: bool) -> tuple[int, str]:
+    """Sends signal ``number`` once the command has printed ``line``; its exit code and all it printed."""
+    process = start(folder, resume)
+    assert process.stdout is not None
+    printed = ""
+    try:
+        while line not in printed:
+            more = process.stdout.readline()
+            assert more, f"the command ended before it said {line!r}:\\n{printed}"
+            printed += more
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=DEADLINE_S)
+        return process.returncode, printed + rest
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
+
+
+def test_a_loop_that_is_killed_in_sft_and_interrupted_in_rl_does_not_come_to_its_report(tmp_path):
+    code, _ = end_at(tmp_path, "sft: started", signal.SIGKILL, resume=False)
+    assert code == -signal.SIGKILL
+    code, printed = end_at(tmp_path, "rl: started", signal.SIGINT, resume=True)
+    assert code == 130 and "Traceback" not in printed
+    assert "tasks: finished in" not in printed, "a finished stage was run again"
+    last = start(tmp_path, resume=True)
+    printed, _ = last.communicate(timeout=DEADLINE_S)
+    assert last.returncode == 0, printed
+    assert "Traceback" not in printed and "sft: finished in" not in printed
+    report = json.loads((tmp_path / "run" / "report" / "report.json").read_text())
+    assert report and (tmp_path / "run" / "report" / "report.html").stat().st_size > 10_000
+    record = json.loads((tmp_path / "run" / "rl" / "manifest.json").read_text())
+    assert record["format_version"]
