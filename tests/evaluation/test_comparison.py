@@ -53,7 +53,8 @@ def test_a_policy_measured_with_fewer_samples_is_still_paired_by_task():
     (view, *_) = compare([result("base", samples=1), result("sft"), result("rl")])
     changes = {(c.old, c.new): c for c in view.changes}
     assert changes["base", "sft"].sampled and changes["base", "sft"].best is None
-    assert changes["sft", "rl"].best
+    assert changes["sft", "rl"].best and changes["sft", "rl"].best_k == 4
+    assert view.best_k == 4 and [bool(view.best_of(row)) for row in view.rows] == [False, True, True]
     assert [row.samples for row in view.rows] == [1, 4, 4]
 
 

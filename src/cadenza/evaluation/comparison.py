@@ -78,6 +78,7 @@ class Change:
     sampled: Estimate | None
     greedy: Estimate | None
     best: Estimate | None
+    best_k: int  # the samples of ``best``: as many as the policy with fewer has
     greedy_holds: NonInferiority | None
     best_holds: NonInferiority | None
 
@@ -89,6 +90,15 @@ class Comparison:
     view: View
     rows: tuple[Row, ...]
     changes: tuple[Change, ...]
+
+    @property
+    def best_k(self) -> int:
+        """The samples of the rows' best-of rates: the most that any policy has, others may have fewer."""
+        return max(row.best_k for row in self.rows)
+
+    def best_of(self, row: Row) -> Estimate | None:
+        """A row's rate where it is one of ``best_k`` samples; of fewer it would not compare."""
+        return row.best if row.best_k == self.best_k else None
 
 
 def label(policy: str) -> str:
@@ -223,6 +233,7 @@ def _change(found: Results, view: View, old: str, new: str) -> Change:
         sampled=found.change(view, new, old),
         greedy=greedy,
         best=best,
+        best_k=k,
         greedy_holds=non_inferiority(greedy, MARGIN) if greedy else None,
         best_holds=non_inferiority(best, MARGIN) if best else None,
     )

@@ -76,7 +76,7 @@ def changes(comparison: Comparison) -> dict[str, Any]:
         shown: list[_Shown] = [("pass@1", change.sampled, None)]
         if (change.old, change.new) == ("sft", "rl"):  # what RL may have lost while it gained pass@1
             shown.append(("greedy", change.greedy, change.greedy_holds))
-            shown.append((f"best of {_best_k(comparison)}", change.best, change.best_holds))
+            shown.append((f"best of {change.best_k}", change.best, change.best_holds))
         entries += [(change, kind, value, holds) for kind, value, holds in shown if value]
     reach = max((abs(x) for _, _, v, _ in entries for x in v.points()), default=0.0)
     end = 5.0 * max(1, math.ceil(reach / 5.0))
@@ -138,7 +138,3 @@ def _pct(value: float | None, digits: int = 1) -> str:
 
 def _shown(row: Row) -> Estimate | None:
     return row.sampled or row.greedy
-
-
-def _best_k(comparison: Comparison) -> int:
-    return min(row.best_k for row in comparison.rows)
