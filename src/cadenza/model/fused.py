@@ -1,8 +1,8 @@
 """A block's forward and backward on the CPU with everything between matrix products fused.
 
-Written as tensor operations (``transformer``), a block makes some sixty passes over its activations in each
-direction, and on CPUs those passes cost several times the products. Here each stretch between two products is one
-compiled kernel in each direction. Attention is done in blocks of queries that read only the keys they may see.
+Written as tensor operations (``transformer``), a block makes dozens of passes over its activations in each direction,
+a large part of a step's time on CPUs (benchmarks/model_cpu.py). Here each stretch between two products is one compiled
+kernel in each direction. Attention is done in blocks of queries that read only the keys they may see.
 ``transformer`` holds the definition; tests hold this to it, values and gradients.
 
 Letters as in ``transformer``; besides Z = B * K, M = T * G queries of one key-value head, X = (H + 2 K) * C.
