@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cadenza.inference import kernels
 from cadenza.inference.cache import KVCache
+from cadenza.model import block_kernels
 from cadenza.model.compiled import array
 from cadenza.model.transformer import Block, PolicyModel
 
@@ -181,13 +182,14 @@ class Forward:
         kernels.dispatch(array(h)[:n], experts_NJ, capacity, place_NJ, array(sent))
         shape = (c.n_experts, capacity, -1)
         torch.bmm(sent.view(shape), layer.in_EDG, out=wide.view(shape))
-        kernels.swiglu(array(wide), self._load_E, capacity, array(narrow))
+        for start, load in zip(range(0, places, capacity), self._load_E.tolist(), strict=True):
+            block_kernels.swiglu(start, start + load, array(wide), array(narrow))
         torch.bmm(narrow.view(shape), layer.out_EFD, out=answer.view(shape))
-        kernels.combine(x_ND, array(answer), place_NJ, weights_NJ)
+        shared = delta[:0]
         if layer.shared is not None:
             in_DG, out_FD = layer.shared
             wide, narrow = self._shared_wide[:padded], self._shared_narrow[:padded]
             torch.mm(h, in_DG, out=wide)
-            kernels.swiglu(array(wide), np.array([n]), padded, array(narrow))
-            torch.mm(narrow, out_FD, out=delta)
-            kernels.add(x_ND, array(delta))
+            block_kernels.swiglu(0, n, array(wide), array(narrow))
+            shared = torch.mm(narrow, out_FD, out=delta)
+        block_kernels.combine(0, n, x_ND, array(answer), place_NJ, weights_NJ, array(shared), x_ND)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cadenza.model.compiled import compiled, exp, inverse_rms, narrow, softmax, widen
+from cadenza.model.compiled import compiled, inverse_rms, narrow, normed_head, softmax, widen
 
 KEYS = 64  # cached positions of a block: its keys and values stay in the first-level cache
 QUERIES = 64  # queries whose scores are kept at once
@@ -80,22 +80,6 @@ def norm_and_shift(
             tail_PD[j] = normed_ND[first + at] if at >= 0 else tail_PD[count + j]
 
 
-@njit(inline="always")
-def _head(source_C: Any, weight_C: Any, eps: Any, cos_c: Any, sin_c: Any, like: Any, out_C: Any) -> None:
-    """QK norm and rotation of one head, rounded where the whole-sequence forward rounds."""
-    half = cos_c.shape[0]
-    total = np.float32(0.0)
-    for c in range(2 * half):
-        value = widen(source_C[c])
-        total += value * value
-    scale = np.float32(1.0) / np.sqrt(total / np.float32(2 * half) + np.float32(eps))
-    for c in range(half):
-        first = widen(narrow(like, widen(source_C[c]) * scale * weight_C[c]))
-        second = widen(narrow(like, widen(source_C[c + half]) * scale * weight_C[c + half]))
-        out_C[c] = widen(narrow(like, first * cos_c[c] - second * sin_c[c]))
-        out_C[c + half] = widen(narrow(like, second * cos_c[c] + first * sin_c[c]))
-
-
 @compiled
 def place_heads(
     qkv_NX: Any,
@@ -123,12 +107,11 @@ def place_heads(
             cos, sin = cos_SC[position], sin_SC[position]
             for h in range(heads):
                 source = qkv_NX[n, h * width : (h + 1) * width]
-                _head(source, q_weight_C, eps, cos, sin, qkv_NX, q_NHC[n, h])
-                for c in range(width):
-                    q_NHC[n, h, c] *= scale
+                normed_head(source, q_weight_C, eps, cos, sin, scale, qkv_NX, q_NHC[n, h])
             for k in range(kv_heads):
                 at = (heads + k) * width
-                _head(qkv_NX[n, at : at + width], k_weight_C, eps, cos, sin, qkv_NX, key)
+                source = qkv_NX[n, at : at + width]
+                normed_head(source, k_weight_C, eps, cos, sin, np.float32(1.0), qkv_NX, key)
                 value_at = (heads + kv_heads + k) * width
                 for c in range(width):
                     k_RKGCS[slot_B[b], k, position // KEYS, c, position % KEYS] = narrow(k_RKGCS, key[c])
@@ -318,34 +301,3 @@ def dispatch(h_ND: Any, experts_NJ: Any, capacity: int, place_NJ: Any, out_MD: A
             filled[expert] += 1
             place_NJ[n, j] = place
             out_MD[place] = h_ND[n]
-
-
-@compiled
-def swiglu(h_MG: Any, load_E: Any, capacity: int, out_MF: Any) -> None:
-    """silu(gate) * up of each expert's filled places; G = 2 F, gates first."""
-    width = out_MF.shape[1]
-    for e in range(load_E.shape[0]):
-        for m in range(e * capacity, e * capacity + load_E[e]):
-            for f in range(width):
-                gate = widen(h_MG[m, f])
-                small = exp(-abs(gate))  # the logistic function, from the side that cannot overflow
-                open_share = (np.float32(1.0) if gate >= 0 else small) / (np.float32(1.0) + small)
-                out_MF[m, f] = narrow(out_MF, gate * open_share * widen(h_MG[m, f + width]))
-
-
-@compiled
-def combine(x_ND: Any, y_MD: Any, place_NJ: Any, weights_NJ: Any) -> None:
-    """x += the weighted answers of each token's experts."""
-    for n in range(x_ND.shape[0]):
-        for j in range(place_NJ.shape[1]):
-            weight, y = weights_NJ[n, j], y_MD[place_NJ[n, j]]
-            for d in range(x_ND.shape[1]):
-                x_ND[n, d] += weight * widen(y[d])
-
-
-@compiled
-def add(x_ND: Any, delta_ND: Any) -> None:
-    """x += delta."""
-    for n in range(x_ND.shape[0]):
-        for d in range(x_ND.shape[1]):
-            x_ND[n, d] += widen(delta_ND[n, d])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cadenza.model.compiled import compiled, exp, inverse_rms, narrow, widen
+from cadenza.model.compiled import compiled, exp, inverse_rms, logistic, narrow, normed_head, widen
 
 
 @compiled
@@ -103,7 +103,6 @@ def split_heads(
 ) -> None:
     """QK norm, rotation, the query's scale, and the layout attention wants; ``inverse_NH`` keeps 1 / rms per head."""
     groups, width = q_ZTGC.shape[2:]
-    half = width // 2
     kv_heads = k_ZTC.shape[0] // (qkv_NX.shape[0] // t_length)
     heads = groups * kv_heads
     scale_q = np.float32(1.0 / np.sqrt(np.float32(width)))
@@ -116,20 +115,10 @@ def split_heads(
             weight_C = q_weight_C if is_query else k_weight_C
             out = q_ZTGC[z, t, h % groups] if is_query else k_ZTC[z, t]
             source = qkv_NX[n, h * width : (h + 1) * width]
-            total = np.float32(0.0)
-            for c in range(width):
-                head[c] = widen(source[c])
-                total += head[c] * head[c]
-            inverse = np.float32(1.0) / np.sqrt(total / np.float32(width) + np.float32(eps))
-            inverse_NH[n, h] = inverse
-            for c in range(width):
-                head[c] = widen(narrow(qkv_NX, head[c] * inverse * weight_C[c]))
             scale = scale_q if is_query else np.float32(1.0)
-            for c in range(half):
-                first = head[c] * cos_TC[t, c] - head[c + half] * sin_TC[t, c]
-                second = head[c + half] * cos_TC[t, c] + head[c] * sin_TC[t, c]
-                out[c] = narrow(q_ZTGC, widen(narrow(q_ZTGC, first)) * scale)
-                out[c + half] = narrow(q_ZTGC, widen(narrow(q_ZTGC, second)) * scale)
+            inverse_NH[n, h] = normed_head(source, weight_C, eps, cos_TC[t], sin_TC[t], scale, qkv_NX, head)
+            for c in range(width):
+                out[c] = narrow(q_ZTGC, head[c])
         for k in range(kv_heads):
             at = (heads + kv_heads + k) * width
             v_ZTC[b * kv_heads + k, t] = qkv_NX[n, at : at + width]
@@ -332,8 +321,7 @@ def swiglu(start: int, stop: int, h_MG: Any, out_MF: Any) -> None:
     for m in range(start, stop):
         for f in range(width):
             gate = widen(h_MG[m, f])
-            small = exp(-abs(gate))
-            share = (np.float32(1.0) if gate >= 0 else small) / (np.float32(1.0) + small)
+            share = logistic(gate)
             out_MF[m, f] = narrow(out_MF, gate * share * widen(h_MG[m, f + width]))
 
 
@@ -344,8 +332,7 @@ def swiglu_backward(start: int, stop: int, grad_MF: Any, h_MG: Any, dh_MG: Any) 
     for m in range(start, stop):
         for f in range(width):
             gate, up, grad = widen(h_MG[m, f]), widen(h_MG[m, f + width]), widen(grad_MF[m, f])
-            small = exp(-abs(gate))
-            share = (np.float32(1.0) if gate >= 0 else small) / (np.float32(1.0) + small)
+            share = logistic(gate)
             dh_MG[m, f] = narrow(
                 dh_MG, grad * up * share * (np.float32(1.0) + gate * (np.float32(1.0) - share))
             )

@@ -15,7 +15,7 @@ import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.core import config as numba_config
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 from torch import Tensor
 
 
@@ -49,7 +49,7 @@ def _keep_machine_code() -> bool:
 compiled = njit(cache=_keep_machine_code(), nogil=True, fastmath=True, error_model="numpy")
 
 
-# numba passes the typing context itself: callers in compiled code give the value alone, which pyright cannot know.
+# numba passes the typing context itself: callers in compiled code give the values alone, which pyright cannot know.
 @intrinsic
 def _float_of_bits(typing: Any, bits: Any = None) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -59,41 +59,34 @@ def _float_of_bits(typing: Any, bits: Any = None) -> Any:
 
 
 @intrinsic
-def _bits_of_float(typing: Any, value: Any = None) -> Any:
+def widen(typing: Any, value: Any = None) -> Any:
+    """Working dtype to fp32: bfloat16 is the upper half of its bits."""
+
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
+        if isinstance(value, types.Float):
+            return context.cast(builder, args[0], value, types.float32)
+        bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(bits, ir.FloatType())
 
-    return types.uint32(types.float32), generate
-
-
-def widen(value: Any) -> Any:
-    """Working dtype to fp32."""
-    raise NotImplementedError("compiled code only")
+    return types.float32(value), generate
 
 
-@overload(widen, inline="always", strict=False)
-def _(value: Any) -> Any:
-    if isinstance(value, types.Float):
-        return lambda value: value
-    return lambda value: _float_of_bits(np.uint32(np.uint32(value) << np.uint32(16)))
-
-
-def narrow(like: Any, value: Any) -> Any:
+@intrinsic
+def narrow(typing: Any, like: Any = None, value: Any = None) -> Any:
     """fp32 to the dtype of array ``like``, to nearest, ties to even."""
-    raise NotImplementedError("compiled code only")
 
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = context.cast(builder, args[1], value, types.float32)
+        if isinstance(like.dtype, types.Float):
+            return number
+        bits = builder.bitcast(number, ir.IntType(32))
+        sixteen, one, half = (ir.Constant(ir.IntType(32), n) for n in (16, 1, 0x7FFF))
+        odd = builder.and_(builder.lshr(bits, sixteen), one)
+        rounded = builder.lshr(builder.add(bits, builder.add(half, odd)), sixteen)
+        return builder.trunc(rounded, ir.IntType(16))
 
-@overload(narrow, inline="always", strict=False)
-def _(like: Any, value: Any) -> Any:
-    if isinstance(like.dtype, types.Float):
-        return lambda like, value: value
-
-    def rounded(like: Any, value: Any) -> Any:
-        bits = _bits_of_float(np.float32(value))
-        odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
-        return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-
-    return rounded
+    result = types.float32 if isinstance(like.dtype, types.Float) else types.uint16
+    return result(like, value), generate
 
 
 @njit(inline="always")
@@ -136,3 +129,32 @@ def softmax(scores: Any, length: Any) -> Any:
         scores[s] = value
         total += value
     return np.float32(1.0) / total
+
+
+@njit(inline="always")
+def logistic(x: Any) -> Any:
+    """1 / (1 + e**-x), from the side that cannot overflow."""
+    small = exp(-abs(x))
+    return (np.float32(1.0) if x >= 0 else small) / (np.float32(1.0) + small)
+
+
+@njit(inline="always")
+def normed_head(
+    source_C: Any, weight_C: Any, eps: Any, cos_c: Any, sin_c: Any, scale: Any, like: Any, out_C: Any
+) -> Any:
+    """QK norm, rotation and scale of one head, each rounded to the dtype of ``like`` as tensor operations would be;
+    ``out_C`` is fp32. Returns 1 / rms."""
+    half = cos_c.shape[0]
+    total = np.float32(0.0)
+    for c in range(2 * half):
+        value = widen(source_C[c])
+        total += value * value
+    inverse = np.float32(1.0) / np.sqrt(total / np.float32(2 * half) + np.float32(eps))
+    for c in range(half):
+        first = widen(narrow(like, widen(source_C[c]) * inverse * weight_C[c]))
+        second = widen(narrow(like, widen(source_C[c + half]) * inverse * weight_C[c + half]))
+        turned = widen(narrow(like, first * cos_c[c] - second * sin_c[c]))
+        other = widen(narrow(like, second * cos_c[c] + first * sin_c[c]))
+        out_C[c] = widen(narrow(like, turned * scale))
+        out_C[c + half] = widen(narrow(like, other * scale))
+    return inverse
