@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from experiments_made import experiment
 
-PATH = Path(__file__).parents[2] / "experiments" / "demo_time.py"
 MAKEFILE = """
 install:
 \t@echo install >> made
@@ -22,13 +20,8 @@ demo:
 
 @pytest.fixture(scope="module")
 def program():
-    spec = importlib.util.spec_from_file_location("demo_time", PATH)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["demo_time"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["demo_time"]
+    with experiment("demo_time") as module:
+        yield module
 
 
 @pytest.fixture

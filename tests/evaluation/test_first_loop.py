@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
+from experiments_made import experiment
 
 from cadenza.core.errors import ConfigError, CorruptArtifact
 from cadenza.evaluation.figures import read_figures
 from cadenza.evaluation.report_inputs import MetricWriter, read_metrics
 
-PATH = Path(__file__).parents[2] / "experiments" / "first_loop.py"
 RECIPE = """
 name = "proof"
 stage = [
@@ -31,13 +28,8 @@ stage = [
 
 @pytest.fixture(scope="module")
 def driver():
-    spec = importlib.util.spec_from_file_location("first_loop", PATH)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["first_loop"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["first_loop"]
+    with experiment("first_loop") as module:
+        yield module
 
 
 @pytest.fixture

@@ -182,8 +182,9 @@ class Forward:
         kernels.dispatch(array(h)[:n], experts_NJ, capacity, place_NJ, array(sent))
         shape = (c.n_experts, capacity, -1)
         torch.bmm(sent.view(shape), layer.in_EDG, out=wide.view(shape))
+        h_MG, out_MF = array(wide), array(narrow)
         for start, load in zip(range(0, places, capacity), self._load_E.tolist(), strict=True):
-            block_kernels.swiglu(start, start + load, array(wide), array(narrow))
+            block_kernels.swiglu(start, start + load, h_MG, out_MF)
         torch.bmm(narrow.view(shape), layer.out_EFD, out=answer.view(shape))
         shared = delta[:0]
         if layer.shared is not None:

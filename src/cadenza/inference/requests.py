@@ -18,7 +18,7 @@ class EngineConfig(StrictConfig):
     # Most tokens fed in one step; longer prompts take several. Rows that decode go first, prompts get what they leave.
     step_tokens: int = Field(default=512, gt=0)
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    threads: int = 1
+    threads: int = Field(default=1, gt=0)
 
 
 class Sampling(StrictConfig):

@@ -25,8 +25,6 @@ class ServicesConfig(StrictConfig):
 
     @model_validator(mode="after")
     def _engine_can_serve_the_agents(self) -> ServicesConfig:
-        if self.engine.threads < 1:
-            raise ValueError(f"engine.threads is {self.engine.threads}, fewer than 1")
         wanted, room = self.environment.sandboxes, self.engine.slots
         if wanted > room:
             raise ValueError(f"environment.sandboxes is {wanted}, more than engine.slots, {room}")
