@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cadenza.harness.tools.edit_line import replace_line
 from cadenza.rollouts.gold_edits import enclosing_name, gold_edits
-from cadenza.rollouts.mistakes import wrong_line
+from cadenza.rollouts.mistakes import near_line, wrong_line
 
 lines = st.lists(st.sampled_from(["a", "b", "    c", "return x", "d = 1", "e"]), min_size=1, max_size=8)
 
@@ -47,3 +47,13 @@ def test_a_slip_differs_from_the_right_and_the_buggy_line():
         assert wrong is not None
         assert wrong not in ("    return a + b * 2 < limit", "    return a - b * 2 < limit")
     assert wrong_line("    pass", "    x", random.Random(0)) is None
+
+
+def test_a_line_to_err_on_is_code_of_the_same_function_and_not_one_tried_before():
+    source = 'x = 1\n\ndef f(a):\n    """Text."""\n    b = a\n\n    b += 1\n    return b\n\ndef g():\n    return 2\n'
+    found = {near_line(source, 7, random.Random(seed)) for seed in range(40)}
+    assert found == {(5, "    b = a"), (8, "    return b")}
+    assert {near_line(source, 7, random.Random(seed), but={5}) for seed in range(9)} == {(8, "    return b")}
+    assert near_line(source, 11, random.Random(0)) is None
+    assert near_line(source, 1, random.Random(0)) is None
+    assert near_line("def f(:", 1, random.Random(0)) is None

@@ -44,7 +44,7 @@ class Limits(StrictConfig):
     broken, refused or without effect. ``wall_s``: seconds from the first turn to the last.
     """
 
-    max_turns: int = Field(default=14, gt=0)
+    max_turns: int = Field(default=18, gt=0)
     max_tokens_per_turn: int = Field(default=96, gt=0)
     max_context_tokens: int = Field(default=1024, gt=0)
     max_output_tokens: int = Field(default=448, gt=0)  # of one tool result

@@ -8,7 +8,6 @@ rollout; members of a group that start with the same tokens copy the first membe
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -75,7 +74,7 @@ class Engine:
         self.prefixes: dict[tuple[int, ...], _Prefix] = {}
         # At most one, the newest: taking it and putting the next may happen in two threads at once.
         self.pending: deque[tuple[dict[str, Tensor], int, str]] = deque(maxlen=1)
-        self.counters = {"prefill": 0, "reused": 0, "sampled": 0, "steps": 0, "swaps": 0, "busy_s": 0.0}
+        self.counters = {"prefill": 0, "reused": 0, "sampled": 0, "steps": 0, "swaps": 0}
 
     def submit(self, request: Request) -> None:
         """Queues a turn. Raises ValueError when the session is still sampling or has nothing to be fed, or a token is
@@ -111,7 +110,6 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """One engine step; returns the requests that finished in it."""
-        t0 = time.perf_counter()
         if self.pending:
             self._swap()
         self._admit()
@@ -120,7 +118,6 @@ class Engine:
         if chosen:
             done += self._feed(chosen)
         self.counters["steps"] += 1
-        self.counters["busy_s"] += time.perf_counter() - t0
         return done
 
     def _swap(self) -> None:

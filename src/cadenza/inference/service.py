@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cadenza.core.busy import BusyClock
 from cadenza.core.errors import ServiceDied
 from cadenza.inference.requests import Completion, EngineConfig, Request
 
@@ -43,6 +44,8 @@ class EngineService:
         self._closed: list[str] = []
         self._failure: str | None = None
         self._stopping = False
+        self._at_work = BusyClock()
+        self._swaps: list[float] = []  # seconds since 1970
         self._started = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -74,11 +77,23 @@ class EngineService:
         self._threads = threads
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, with ``wall_s`` and ``version``. Raises ServiceDied."""
+        """Counters since the start, with ``busy_s``, ``wall_s`` and ``version``. Raises ServiceDied."""
         with self._lock:
             self._check()
             e = self._engine
-            return {**e.counters, "wall_s": time.monotonic() - self._started, "version": float(e.version)}
+            return {
+                **e.counters,
+                "busy_s": self._at_work.busy_s(),
+                "wall_s": time.monotonic() - self._started,
+                "version": float(e.version),
+            }
+
+    def take_spans(self) -> list[tuple[str, float, float]]:
+        """(lane, start, end; seconds since 1970) of the work since the last call, for a timeline. A swap of weights is
+        an instant in the lane ``weights``."""
+        with self._lock:
+            swaps, self._swaps = self._swaps, []
+        return [("engine", a, b) for a, b in self._at_work.take()] + [("weights", t, t) for t in swaps]
 
     def stop(self) -> None:
         with self._lock:
@@ -100,6 +115,7 @@ class EngineService:
         threads = 0
         try:
             while True:
+                self._at_work.set(False)
                 with self._lock:
                     # Weights are swapped at once even when nothing is running, so that the version is never behind.
                     self._lock.wait_for(
@@ -118,9 +134,13 @@ class EngineService:
                     # OpenMP keeps the number per thread: set from a caller's thread it would change nothing here.
                     threads = self._threads
                     torch.set_num_threads(threads)
+                self._at_work.set(True)
+                swaps = self._engine.counters["swaps"]
                 done = self._engine.step()
-                if done:
+                swapped = self._engine.counters["swaps"] > swaps
+                if done or swapped:
                     with self._lock:
+                        self._swaps += [time.time()] * swapped
                         for completion in done:
                             self._outbox[self._owner[completion.session]].append(completion)
                         self._lock.notify_all()

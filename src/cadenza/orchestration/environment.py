@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from cadenza.core.busy import BusyClock
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, DeadlineExceeded, RolloutFailure, ServiceDied
 from cadenza.core.memory import is_out_of_memory, out_of_memory
@@ -65,7 +66,7 @@ class EnvironmentService:
         self._changed = threading.Condition()
         self._failure: CadenzaError | None = None
         self._active = 0
-        self._busy_s, self._busy_since = 0.0, None
+        self._at_work = BusyClock()
         self._started = time.monotonic()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="environment", daemon=True)
@@ -89,13 +90,15 @@ class EnvironmentService:
         """``busy_s``: time during which some trial was doing anything but waiting for tokens; ``wall_s``;
         ``active``. Raises what ended the service."""
         self._check()
-        now = time.monotonic()
-        running = now - self._busy_since if self._busy_since is not None else 0.0
         return {
-            "busy_s": self._busy_s + running,
-            "wall_s": now - self._started,
+            "busy_s": self._at_work.busy_s(),
+            "wall_s": time.monotonic() - self._started,
             "active": float(self._active),
         }
+
+    def take_spans(self) -> list[tuple[str, float, float]]:
+        """(lane, start, end; seconds since 1970) of the work since the last call, for a timeline."""
+        return [("environment", start, end) for start, end in self._at_work.take()]
 
     def cancel(self) -> None:
         """Drops queued orders and ends running trials; their slots are never reported."""
@@ -208,14 +211,8 @@ class EnvironmentService:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _meter(self) -> None:
-        """Keeps ``busy_s``: trials that hold a sandbox and do not wait for the engine are at work."""
-        at_work = self._active > self._client.waiting
-        now = time.monotonic()
-        if at_work and self._busy_since is None:
-            self._busy_since = now
-        elif not at_work and self._busy_since is not None:
-            self._busy_s += now - self._busy_since
-            self._busy_since = None
+        """Trials that hold a sandbox and do not wait for the engine are at work."""
+        self._at_work.set(self._active > self._client.waiting)
 
 
 def lost(order: Order, detail: str) -> Rollout:

@@ -55,7 +55,6 @@ class RL(Stage[RLConfig]):
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(to_bytes(rollout))
 
-        started = time.monotonic()
         with placement_of(config.services) as placement:
             engine = spawn_engine(placement, config.services, model, 0, "")
             trainer = placement.spawn(
@@ -70,8 +69,14 @@ class RL(Stage[RLConfig]):
 
                 def on_step(step: int, row: dict[str, Any]) -> None:
                     metrics.write(row["elapsed_s"], step, **row)
-                    end = time.monotonic() - started
+                    end = row["elapsed_s"]
+                    started = (
+                        time.time() - end
+                    )  # a run that goes on later has its times follow the earlier ones
                     spans = [Span(lane="trainer", start=end - row["step_s"], end=end, label=f"step {step}")]
+                    for service in (engine, environment):
+                        taken = service.call("take_spans").result(timeout=run_config.step_deadline_s)
+                        spans += [Span(lane=x, start=a - started, end=b - started) for x, a, b in taken]
                     append_lines(context.out / "timeline.jsonl", spans)
                     bar.set(
                         min(row["elapsed_s"], config.max_seconds),

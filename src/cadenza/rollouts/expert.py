@@ -2,8 +2,10 @@
 
 It looks before it edits, and only acts on what it has seen: a file is opened because the prompt, a listing, a search
 or a failing test led there, so that a model that imitates it learns steps it can take without the patch. The route
-varies with the seed. In a small share of runs it first makes a wrong edit on the right line, sees the test fail and
-repairs it; the turn of the wrong edit carries the note ``mistake`` so that training can leave it out of the loss.
+varies with the seed. In a share of runs it first errs: a wrong edit of the right line, or of another line of the same
+function, which it takes back when the test still fails. Each such turn carries the note ``mistake`` so that training
+can leave it out of the loss. What follows teaches to go on elsewhere: a policy that has only seen runs without errors
+edits one line over and over, and no reward can teach it what it never tries.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 from cadenza.core.config import StrictConfig
 from cadenza.core.types import Task
 from cadenza.rollouts.gold_edits import LineEdit, enclosing_name, gold_edits
-from cadenza.rollouts.mistakes import wrong_line
+from cadenza.rollouts.mistakes import near_line, wrong_line
 from cadenza.tasks.patch import apply_patch
 from cadenza.tokens import Call, CompactRenderer, Sampled, Sampling
 
@@ -30,7 +32,9 @@ class ExpertConfig(StrictConfig):
     ``list_dir_first``: looks at the folder before anything else. ``tests_first``: runs the tests before reading.
     ``grep_although_named``: searches although the issue names the place. ``tests_between_files``: runs the tests after
     the first of two files is mended. ``tests_last``: runs the tests before it finishes. ``mistake``: makes a wrong edit
-    first, marked as one. ``read_again_after_mistake``: of the runs with a mistake, reads the place again.
+    first, marked as one. ``mistake_again``: of the mistakes, are followed by another. ``mistake_elsewhere``: of the
+    mistakes, are made on another line of the function than the right one. ``mistake_unchanged``: of those, write the
+    line as it is. ``read_again_after_mistake``: of the mistakes, are followed by reading the place again.
     """
 
     list_dir_first: float = 0.3
@@ -38,8 +42,11 @@ class ExpertConfig(StrictConfig):
     grep_although_named: float = 0.25
     tests_between_files: float = 0.5
     tests_last: float = 0.95
-    mistake: float = 0.12
-    read_again_after_mistake: float = 0.3
+    mistake: float = 0.6
+    mistake_again: float = 0.35
+    mistake_elsewhere: float = 0.75
+    mistake_unchanged: float = 0.5
+    read_again_after_mistake: float = 0.1
     most_wrong_files: int = 2  # opened before the right one when nothing leads to it
 
 
@@ -62,6 +69,7 @@ class ScriptedExpert:
         self._config = config or ExpertConfig()
         self._seen = ""
         self._listed = self._tested = False
+        self._tried: set[int] = set()  # lines erred on: the same mistake twice would teach to repeat oneself
         self._note: str | None = None
         self._steps: Generator[Call, str, None] | None = None
 
@@ -116,10 +124,10 @@ class ScriptedExpert:
                 yield from self._test()
             yield from self._find(path, edits[-1])
             yield from self._read(path, edits)
-            if mistake:
-                mistake = False
+            while mistake:
                 if (yield from self._err(edits[-1])):
                     return  # no visible test saw the slip, so there is no reason to go on; such a run is not solved
+                mistake = self._happens(config.mistake_again)
             for edit in edits:
                 yield Call("edit_line", f"{path} {edit.line}", edit.body)
         if self._happens(config.tests_last):
@@ -172,19 +180,38 @@ class ScriptedExpert:
         return output
 
     def _err(self, edit: LineEdit) -> Generator[Call, str, bool]:
-        """A wrong edit and its test run, where the line allows a slip. True when the tests passed all the same."""
-        if len(edit.new) != 1:
+        """One mistake, where the code allows one, up to where it is seen not to help and is taken back. True when the
+        tests passed all the same."""
+        elsewhere = self._happens(self._config.mistake_elsewhere)
+        slip = self._slip_elsewhere(edit) if elsewhere else self._slip(edit)
+        if slip is None or slip[0] in self._tried:
             return False
-        wrong = wrong_line(edit.new[0], edit.old, self._rng)
-        if wrong is None:
-            return False
+        at, before, after = slip
+        self._tried.add(at)
         self._note = MISTAKE
-        yield Call("edit_line", f"{edit.path} {edit.line}", wrong)
-        if (yield from self._test()).startswith("ok"):
-            return True
+        yield Call("edit_line", f"{edit.path} {at}", after)
+        if after != before:
+            if (yield from self._test()).startswith("ok"):
+                return True
+            if elsewhere:
+                yield Call("edit_line", f"{edit.path} {at}", before)
         if self._happens(self._config.read_again_after_mistake):
             yield Call("read_file", edit.path)
         return False
+
+    def _slip(self, edit: LineEdit) -> tuple[int, str, str] | None:
+        """(line, its text, a wrong one) at the right place."""
+        wrong = wrong_line(edit.new[0], edit.old, self._rng) if len(edit.new) == 1 else None
+        return None if wrong is None else (edit.line, edit.old, wrong)
+
+    def _slip_elsewhere(self, edit: LineEdit) -> tuple[int, str, str] | None:
+        """The same on another line of the function; the wrong text may be the line's own."""
+        other = near_line(self._base[edit.path].decode("utf-8"), edit.line, self._rng, but=self._tried)
+        if other is None:
+            return None
+        at, text = other
+        wrong = None if self._happens(self._config.mistake_unchanged) else wrong_line(text, text, self._rng)
+        return at, text, text if wrong is None else wrong
 
     def _happens(self, share: float) -> bool:
         return self._rng.random() < share

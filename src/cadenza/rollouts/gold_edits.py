@@ -37,19 +37,26 @@ def gold_edits(base: Mapping[str, bytes], fixed: Mapping[str, bytes]) -> dict[st
     return edits
 
 
+Block = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def innermost(tree: ast.AST, line: int) -> Block | None:
+    """The innermost function or class around a line; None outside any."""
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, Block) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
 def enclosing_name(source: str, line: int) -> str | None:
     """Name of the innermost function or class around a line; None outside any, or when the source does not parse."""
     try:
-        tree = ast.parse(source)
+        block = innermost(ast.parse(source), line)
     except (SyntaxError, ValueError):
         return None
-    best: tuple[int, str] | None = None
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            end = node.end_lineno or node.lineno
-            if node.lineno <= line <= end and (best is None or node.lineno > best[0]):
-                best = (node.lineno, node.name)
-    return best[1] if best else None
+    return block.name if block else None
 
 
 def _lines(data: bytes) -> list[str]:

@@ -1,9 +1,13 @@
-"""Plausible wrong edits of one line, so that demonstrations hold a failed test and its repair."""
+"""Plausible wrong edits, so that demonstrations hold a failed test and what to do after it."""
 
 from __future__ import annotations
 
+import ast
 import random
 import re
+from collections.abc import Collection
+
+from cadenza.rollouts.gold_edits import innermost
 
 _SWAPS: tuple[tuple[str, str], ...] = (
     (" + ", " - "), (" - ", " + "), (" * ", " + "), (" // ", " / "), (" < ", " <= "), (" <= ", " < "),
@@ -25,3 +29,28 @@ def wrong_line(right: str, buggy: str, rng: random.Random) -> str | None:
             candidates.append(right[: match.start()] + str(other) + right[match.end() :])
     candidates = sorted({line for line in candidates if line not in (right, buggy) and line.strip()})
     return rng.choice(candidates) if candidates else None
+
+
+def near_line(
+    source: str, line: int, rng: random.Random, but: Collection[int] = ()
+) -> tuple[int, str] | None:
+    """Number (from 1) and text of another line of the function or class around ``line``, the nearer the likelier.
+
+    Headers, docstrings, blank lines and those in ``but`` are no candidates. None when the source does not parse or
+    there is no other.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    block = innermost(tree, line)
+    if block is None:
+        return None
+    texts = source.split("\n")
+    body = block.body[1:] if ast.get_docstring(block) is not None else block.body
+    first, last = (body[0].lineno, block.end_lineno or block.lineno) if body else (1, 0)
+    found = [n for n in range(first, last + 1) if n != line and n not in but and texts[n - 1].strip()]
+    if not found:
+        return None
+    at = rng.choices(found, [1 / abs(n - line) for n in found])[0]
+    return at, texts[at - 1].removesuffix("\r")
