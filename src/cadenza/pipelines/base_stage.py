@@ -6,6 +6,7 @@ import itertools
 import shutil
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -14,6 +15,10 @@ from cadenza.core.errors import MissingArtifact
 from cadenza.model.config import ModelConfig
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.training.config import MixtureConfig, OptimizerConfig
+
+if TYPE_CHECKING:  # a dry run reads only the configuration and need not wait for torch
+    from cadenza.model.transformer import PolicyModel
+    from cadenza.tokens.tokenizer import Tokenizer
 
 
 class ShippedBaseConfig(StrictConfig):
@@ -46,7 +51,8 @@ def shipped_base() -> Path:
 
 
 class PretrainBaseConfig(StrictConfig):
-    """Pretraining of the demo base from nothing. ``source_tokens``: Python source read at most."""
+    """Pretraining of the demo base, from nothing or from ``inputs = { model = .. }``, whose shape and tokenizer it then
+    keeps. ``source_tokens``: Python source read at most."""
 
     model: ModelConfig = ModelConfig()
     vocab_size: int = Field(default=1024, gt=0)
@@ -63,35 +69,29 @@ class PretrainBaseConfig(StrictConfig):
 
 
 class PretrainBase(Stage[PretrainBaseConfig]):
-    """Artifact: a Hugging Face directory in bf16 with its tokenizer."""
+    """Artifact: a Hugging Face directory in bf16 with its tokenizer. Optional input ``model``: what it goes on from."""
 
     Config = PretrainBaseConfig
+    optional_inputs = ("model",)
     resumable = True
 
     def run(self, context: StageContext) -> Figures:
         import torch
 
-        from cadenza.model.transformer import PolicyModel
         from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
-        from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.corpus import python_documents, source_directories, token_stream
         from cadenza.training.lm import mean_nll, microbatches
-        from cadenza.training.pretraining import mixture, tokenizer_texts
+        from cadenza.training.pretraining import mixture
 
         config, seed = self.config, context.seed_for("base")
         found = python_documents(source_directories(), held_out=False)
         documents = list(itertools.islice(found, config.source_documents))
-        texts = tokenizer_texts(
-            documents[: config.tokenizer_source_documents], seed, config.tokenizer_generated_documents
-        )
-        tokenizer = Tokenizer.train(texts, config.vocab_size)
+        model, tokenizer = self._start(context, documents, seed)
         source = token_stream(documents, tokenizer, config.source_tokens)
         mix = config.mixture
         # Seeds of the evaluation batch lie beyond any training step's.
         held_mix = mix.model_copy(update={"tokens_per_step": 16_000, "source_share": 0.0})
         held = microbatches(mixture(10**7, seed, source, tokenizer, held_mix), config.tokens_per_microbatch)
-        model = PolicyModel(config.model.model_copy(update={"vocab_size": tokenizer.vocab_size}))
-        model.initialize(seed)
 
         def batches(step: int):
             rows = mixture(step, seed, source, tokenizer, mix)
@@ -109,3 +109,21 @@ class PretrainBase(Stage[PretrainBaseConfig]):
             "held_out_nll": mean_nll(model, held, use_bf16()),
             "seconds": seconds,
         }
+
+    def _start(self, context: StageContext, documents: list[str], seed: int) -> tuple[PolicyModel, Tokenizer]:
+        """The model given, or a new one with a tokenizer of its own."""
+        from cadenza.model.hf import load_model
+        from cadenza.model.transformer import PolicyModel
+        from cadenza.tokens.tokenizer import Tokenizer
+        from cadenza.training.pretraining import tokenizer_texts
+
+        config = self.config
+        if "model" in context.artifacts:
+            return load_model(context.input("model")), Tokenizer.load(context.input("model"))
+        texts = tokenizer_texts(
+            documents[: config.tokenizer_source_documents], seed, config.tokenizer_generated_documents
+        )
+        tokenizer = Tokenizer.train(texts, config.vocab_size)
+        model = PolicyModel(config.model.model_copy(update={"vocab_size": tokenizer.vocab_size}))
+        model.initialize(seed)
+        return model, tokenizer
