@@ -66,6 +66,19 @@ def test_each_reward_has_its_name():
     assert total == pytest.approx(sum(named.values()))
 
 
+def test_calls_that_fail_cost_by_their_kind_and_no_other_counts():
+    tools = {
+        "edit_line": {"calls": 5, "errors": {"no_effect": 3, "not_found": 1}},
+        "grep": {"calls": 1, "errors": {}},
+        "read_file": {"calls": 2, "errors": {"no_effect": 1}},
+    }
+    trace = [{"turn": 0}, {"summary": {"broken": 0, "tools": tools}}]
+    config = RewardConfig(call_errors={"no_effect": -0.05, "bad_name": -1.0})
+    named, total = reward(Verdict(0.0), [], trace, "errors", config)
+    assert named == {"outcome": 0.0, "call_errors": pytest.approx(-0.2)} and total == pytest.approx(-0.2)
+    assert "call_errors" not in reward(Verdict(0.0), [], trace, "errors", RewardConfig())[0]
+
+
 def test_a_reward_that_is_not_finite_is_refused():
     with pytest.raises(ValueError):
         reward(Verdict(1.0), [], [], "finish", RewardConfig(solved=math.inf))

@@ -44,13 +44,16 @@ class RewardConfig(StrictConfig):
     ``unfinished``: factor on the outcome of a run that did not end by itself (cut turn, full context, too many
     turns): its patch is graded, and 1.0 means the patch alone counts.
     ``failures``: the outcome for a verdict that is the model's own failure, by kind; a kind that is not listed
-    is worth ``failed``.
+    is worth ``failed``. ``broken_call``: for each call that could not be read; ``call_errors``: for each call that was
+    read and failed, by kind of error (``{ no_effect = -0.05 }``). Both are negative to discourage. They tell apart the
+    runs of a group that never solves its task, which the outcome alone does not.
     """
 
     solved: float = 1.0
     failed: float = 0.0
     unfinished: float = 1.0
-    broken_call: float = 0.0  # subsidy (negative: penalty) for each broken call
+    broken_call: float = 0.0
+    call_errors: dict[str, float] = {}
     failures: dict[str, float] = {}
     length: LengthPenalty = LengthPenalty()
 
@@ -79,6 +82,10 @@ def reward(
     rewards = {"outcome": outcome}
     if config.broken_call:
         rewards["broken_calls"] = config.broken_call * _summary(trace).get("broken", 0)
+    if config.call_errors:
+        tools = _summary(trace).get("tools", {}).values()
+        failed = [(kind, count) for tool in tools for kind, count in tool.get("errors", {}).items()]
+        rewards["call_errors"] = sum((config.call_errors.get(kind, 0.0) * n for kind, n in failed), 0.0)
     if config.length.scale:
         rewards["length"] = -config.length.scale * length_cost(segments, trace, config.length)
     total = float(sum(rewards.values()))
