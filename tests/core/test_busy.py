@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cadenza.core.busy import BusyClock
+from cadenza.core.busy import MOST_SPANS, BusyClock
 
 
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0
+        self.slept = 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -19,7 +20,7 @@ class Clock:
 
 def busy_clock(gap: float = 0.5) -> tuple[BusyClock, Clock]:
     clock = Clock()
-    return BusyClock(gap, monotonic=clock, wall=lambda: clock() + 1000.0), clock
+    return BusyClock(gap, monotonic=clock, wall=lambda: clock() + 1000.0 + clock.slept), clock
 
 
 def test_short_rests_are_drawn_as_work_but_not_counted_as_work() -> None:
@@ -41,6 +42,23 @@ def test_a_span_that_is_open_when_taken_is_neither_lost_nor_counted_twice() -> N
     busy.set(False)
     assert busy.take() == [(1103.0, 1105.0)]
     assert busy.busy_s() == pytest.approx(5.0)
+
+
+def test_spans_are_an_hour_early_after_the_machine_has_slept_for_one() -> None:
+    busy, clock = busy_clock()
+    clock.slept = 3600.0
+    busy.set(True)
+    clock.now += 1.0
+    busy.set(False)
+    assert busy.take() == [(4700.0, 4701.0)]
+
+
+def test_spans_that_nobody_takes_pile_up() -> None:
+    busy, clock = busy_clock()
+    for at_work in (True, False) * (MOST_SPANS + 5):
+        busy.set(at_work)
+        clock.now += 1.0
+    assert len(busy.take()) == MOST_SPANS and busy.busy_s() == MOST_SPANS + 5
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 3.0), st.booleans()), max_size=30))

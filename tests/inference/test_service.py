@@ -16,7 +16,7 @@ from cadenza.core.errors import ServiceDied
 from cadenza.inference.client import EngineClient
 from cadenza.inference.requests import EngineConfig
 from cadenza.inference.service import EngineService
-from cadenza.model.hf import save_model
+from cadenza.model.hf import load_model, save_model
 from cadenza.tokens import CompactRenderer, Sampling, SessionLost, Tokenizer
 
 pytestmark = pytest.mark.needs_train
@@ -58,6 +58,33 @@ def test_an_exchange_waits_past_its_deadline_or_ends_before_the_answer(service):
     assert 0.04 < time.monotonic() - begun < 5.0
     done = service.exchange("a", [request("a/0", [1, 2, 3])], [], DEADLINE_S)
     assert [c.session for c in done] == ["a/0"]
+
+
+def test_work_and_swaps_leave_no_spans_or_leave_them_twice(service, directory):
+    begun = time.time()
+    service.exchange("a", [request("a/0", [1, 2, 3])], [], DEADLINE_S)
+    service.load(load_model(directory).state_dict(), 1, "digest")
+    service.exchange("a", [request("a/1", [1, 2, 3])], [], DEADLINE_S)
+    collect(service, "a", 1)
+    spans = service.take_spans()
+    assert {lane for lane, _, _ in spans} == {"engine", "weights"}
+    assert all(begun - 1.0 <= start <= end <= time.time() + 1.0 for _, start, end in spans)
+    assert [start == end for lane, start, end in spans if lane == "weights"] == [True]
+    assert 0 < service.stats()["busy_s"] <= service.stats()["wall_s"]
+    assert not [lane for lane, _, _ in service.take_spans() if lane == "weights"]
+
+
+def test_a_dead_engine_looks_busy_for_ever(service, monkeypatch):
+    def broken():
+        raise RuntimeError("gone")
+
+    monkeypatch.setattr(service._engine, "step", broken)
+    with pytest.raises(ServiceDied):
+        service.exchange("a", [request("a/0", [1, 2, 3])], [], DEADLINE_S)
+        service.exchange("a", [], [], DEADLINE_S)
+    service._thread.join(DEADLINE_S)
+    service.take_spans()
+    assert service.take_spans() == []
 
 
 def test_one_client_takes_another_clients_completions(service):

@@ -118,3 +118,21 @@ def test_a_report_is_made_again_with_every_stage_it_shows(recipe, stage):
 def test_tasks_of_the_proof_are_the_same_for_every_seed_and_not_those_of_a_demo():
     seeds = {plan_recipe("proof", [f"seed={seed}"]).stage_named("tasks").seed for seed in range(3)}
     assert seeds == {1000} and plan_recipe("demo").stage_named("tasks").seed == 0
+
+
+def test_another_base_in_the_same_folder_makes_work_on_the_older_one_stale(tmp_path):
+    stage = {
+        "name": "base",
+        "kind": "cadenza.pipelines.base_stage:ShippedBase",
+        "directory": str(tmp_path),
+    }
+
+    def planned():
+        return plan(stage).stages[0]
+
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    first = planned()
+    assert planned().digest == first.digest
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    assert planned().digest != first.digest
+    assert [line for line in differences(first.settings, planned().settings) if "reads" in line]

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from cadenza.core.errors import RolloutFailure
 from cadenza.core.types import Segment, Verdict
+from cadenza.harness.tools import ERROR_KINDS
 from cadenza.rewards import LengthPenalty, RewardConfig, reward
-from cadenza.rewards.outcome import length_cost
+from cadenza.rewards.outcome import CallError, length_cost
 
 
 def segment(*kinds: int) -> Segment:
@@ -68,15 +71,40 @@ def test_each_reward_has_its_name():
 
 def test_calls_that_fail_cost_by_their_kind_and_no_other_counts():
     tools = {
-        "edit_line": {"calls": 5, "errors": {"no_effect": 3, "not_found": 1}},
+        "edit_line": {"calls": 5, "errors": {"no_effect": 3, "not_found": 1, "unexpected_environment": 1}},
         "grep": {"calls": 1, "errors": {}},
         "read_file": {"calls": 2, "errors": {"no_effect": 1}},
     }
     trace = [{"turn": 0}, {"summary": {"broken": 0, "tools": tools}}]
-    config = RewardConfig(call_errors={"no_effect": -0.05, "bad_name": -1.0})
+    config = RewardConfig(call_errors={"no_effect": -0.05, "refused": -1.0})
     named, total = reward(Verdict(0.0), [], trace, "errors", config)
     assert named == {"outcome": 0.0, "call_errors": pytest.approx(-0.2)} and total == pytest.approx(-0.2)
     assert "call_errors" not in reward(Verdict(0.0), [], trace, "errors", RewardConfig())[0]
+
+
+@pytest.mark.parametrize("kind", ["noeffect", "unexpected_environment", "invalid_arguments", "bad_name"])
+def test_a_kind_that_is_misspelt_counted_as_broken_or_not_the_models_fault_is_refused(kind):
+    with pytest.raises(ValidationError):
+        RewardConfig.model_validate({"call_errors": {kind: -0.1}})
+
+
+def test_the_kinds_that_may_cost_something_are_kinds_a_tool_answers():
+    assert set(get_args(CallError)) < set(ERROR_KINDS)
+
+
+def test_a_policy_is_paid_for_never_finishing():
+    config = RewardConfig(false_finish=-0.4, unfinished=0.9)
+    finished = reward(Verdict(1.0), [], [], "finish", config)[1]
+    idle = reward(Verdict(1.0), [], [], "max_turns", config)[1]
+    assert finished is not None and idle is not None and finished > idle
+
+
+def test_saying_done_costs_only_the_run_that_is_not():
+    config = RewardConfig(false_finish=-0.3)
+    assert reward(Verdict(1.0), [], [], "finish", config) == ({"outcome": 1.0}, 1.0)
+    assert reward(Verdict(0.5), [], [], "finish", config)[1] == pytest.approx(0.2)
+    assert reward(Verdict(0.0), [], [], "max_turns", config) == ({"outcome": 0.0}, 0.0)
+    assert reward(failed("patch_refused", True), [], [], "finish", config)[1] == pytest.approx(-0.3)
 
 
 def test_a_reward_that_is_not_finite_is_refused():

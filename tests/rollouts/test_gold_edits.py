@@ -51,9 +51,17 @@ def test_a_slip_differs_from_the_right_and_the_buggy_line():
 
 def test_a_line_to_err_on_is_code_of_the_same_function_and_not_one_tried_before():
     source = 'x = 1\n\ndef f(a):\n    """Text."""\n    b = a\n\n    b += 1\n    return b\n\ndef g():\n    return 2\n'
-    found = {near_line(source, 7, random.Random(seed)) for seed in range(40)}
+    lines = range(1, 12)
+    found = {near_line(source, 7, random.Random(seed), lines) for seed in range(40)}
     assert found == {(5, "    b = a"), (8, "    return b")}
-    assert {near_line(source, 7, random.Random(seed), but={5}) for seed in range(9)} == {(8, "    return b")}
-    assert near_line(source, 11, random.Random(0)) is None
-    assert near_line(source, 1, random.Random(0)) is None
-    assert near_line("def f(:", 1, random.Random(0)) is None
+    assert {near_line(source, 7, random.Random(seed), {7, 8, 11}) for seed in range(9)} == {
+        (8, "    return b")
+    }
+    assert near_line(source, 11, random.Random(0), lines) is None
+    assert near_line(source, 1, random.Random(0), lines) is None
+    assert near_line("def f(:", 1, random.Random(0), lines) is None
+
+
+def test_a_line_to_err_on_in_a_method_is_of_that_method_and_keeps_no_carriage_return():
+    source = 'class A:\r\n    """Text."""\r\n\r\n    def f(self):\r\n        x = 1\r\n        return x\r\n'
+    assert near_line(source, 6, random.Random(0), range(1, 9)) == (5, "        x = 1")

@@ -136,6 +136,13 @@ def test_a_deliberate_mistake_is_marked_seen_to_fail_and_repaired(experts, tasks
     assert kinds == {"unchanged", "changed"}
 
 
+def test_mistakes_that_change_nothing_end_the_experts_run(experts, tasks):
+    config = ExpertConfig(mistake=1.0, mistake_again=1.0, mistake_elsewhere=1.0, mistake_unchanged=1.0)
+    limits = BIG.model_copy(update={"max_turns": 60})
+    reasons = [r.segments[-1].finish_reason for r in experts(tasks, config, limits, seeds=1)]
+    assert reasons == ["finish"] * len(tasks)
+
+
 def test_a_route_repeats_with_its_seed(experts, tasks):
     first, second = (experts(tasks[:2], ExpertConfig(), seeds=1) for _ in range(2))
     for a, b in zip(first, second, strict=True):

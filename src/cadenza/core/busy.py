@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 MERGED_GAP_S = 0.05  # a shorter rest is not worth a span of its own
+MOST_SPANS = 10_000  # kept until they are taken; nobody takes those of an evaluation
 
 
 class BusyClock:
@@ -24,12 +26,11 @@ class BusyClock:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._gap, self._monotonic = merged_gap_s, monotonic
-        self._to_wall = wall() - monotonic()
+        self._gap, self._monotonic, self._wall = merged_gap_s, monotonic, wall
         self._lock = threading.Lock()
         self._total = 0.0
         self._since: float | None = None
-        self._spans: list[tuple[float, float]] = []
+        self._spans: deque[tuple[float, float]] = deque(maxlen=MOST_SPANS)
 
     def set(self, at_work: bool) -> None:
         """Says whether work goes on from now; saying it twice changes nothing."""
@@ -55,8 +56,12 @@ class BusyClock:
                 now = self._monotonic()
                 self._close(now)
                 self._since = now
-            taken, self._spans = self._spans, []
-        return [(start + self._to_wall, end + self._to_wall) for start, end in taken]
+            taken = list(self._spans)
+            self._spans.clear()
+            to_wall = (
+                self._wall() - self._monotonic()
+            )  # now, and not at the start: the machine may have slept since
+        return [(start + to_wall, end + to_wall) for start, end in taken]
 
     def _close(self, now: float) -> None:
         assert self._since is not None

@@ -59,7 +59,7 @@ class RunInfo(StrictConfig):
 
 
 class Span(StrictConfig):
-    """A service at work from `start` to `end`, seconds since run start; equal ends mark an instant.
+    """A service at work from `start` to `end`, seconds since RL began; equal ends mark an instant.
 
     ``lane``: trainer | engine | environment | weights, or any other service.
     """
@@ -146,8 +146,8 @@ class MetricWriter:
         path = run_dir / "metrics" / f"{stage}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = path.open("a", encoding="utf-8")
-        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-            self._file.write("\n")  # ends the line that a killed writer left half done
+        if not _ends_whole(path):
+            self._file.write("\n")
 
     def write(self, t: float, step: int, **values: float) -> None:
         """One line, on disk when this returns. Values that are not finite are left out: a gap, not a zero."""
@@ -163,6 +163,14 @@ class MetricWriter:
         self._file.close()
 
 
+def _ends_whole(path: Path) -> bool:
+    """False when a killed writer left its last line half done."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - 1))
+        return size == 0 or file.read() == b"\n"
+
+
 def write_run_info(folder: Path, run: RunInfo) -> None:
     """Replaces run_info.json atomically."""
     write_text(folder / "run_info.json", run.model_dump_json(indent=2) + "\n")
@@ -172,6 +180,8 @@ def append_lines(path: Path, items: list[Span] | list[Trajectory]) -> None:
     """Appends spans or trajectories as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
+        if not _ends_whole(path):
+            file.write("\n")
         file.writelines(item.model_dump_json() + "\n" for item in items)
 
 

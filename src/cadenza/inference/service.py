@@ -148,6 +148,8 @@ class EngineService:
             with self._lock:
                 self._failure = f"{type(error).__name__}: {error}"
                 self._lock.notify_all()
+        finally:
+            self._at_work.set(False)
 
     def _take(self) -> None:
         # Requests first: a session given up before its request was handed over comes with both, and must end closed.

@@ -143,6 +143,7 @@ class RLRun:
         self.busy_trainer = 0.0
         self.rollouts_trained = 0
         self.elapsed_before = 0.0
+        self.origin = 0.0  # when elapsed_s would have been 0, in seconds since 1970
         self.last_progress = clock()
 
     def run(self) -> RunResult:
@@ -152,6 +153,7 @@ class RLRun:
         """
         self._resume()
         started = self.clock()
+        self.origin = time.time() - self.elapsed_before
         stopped = ""
         while not stopped:
             elapsed = self.elapsed_before + self.clock() - started

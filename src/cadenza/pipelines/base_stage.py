@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import shutil
 from importlib import resources
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from cadenza.core.config import StrictConfig
-from cadenza.core.errors import MissingArtifact
+from cadenza.core.config import StrictConfig, digest_of
+from cadenza.core.errors import ConfigError, MissingArtifact
 from cadenza.model.config import ModelConfig
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.training.config import MixtureConfig, OptimizerConfig
@@ -32,17 +33,33 @@ class ShippedBase(Stage[ShippedBaseConfig]):
 
     Config = ShippedBaseConfig
 
+    @classmethod
+    def reads(cls, config: ShippedBaseConfig) -> str:
+        found = {}
+        try:
+            for path in _source(config).iterdir():
+                if path.is_file():
+                    with path.open("rb") as file:
+                        found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:  # what is missing is named when the stage needs it
+            return ""
+        return digest_of(found)
+
     def run(self, context: StageContext) -> Figures:
-        source = Path(self.config.directory) if self.config.directory else shipped_base()
+        source = _source(self.config)
         if not (source / "model.safetensors").is_file():
             raise MissingArtifact(
                 f"no base model in {source}",
-                "run `cadenza train demo-base` and set base.directory to its output",
+                "run `cadenza train demo-base` and set base.directory to its last stage's folder",
             )
         for file in source.iterdir():
             if file.is_file():
                 shutil.copy2(file, context.out / file.name)
         return {"shipped": not self.config.directory}
+
+
+def _source(config: ShippedBaseConfig) -> Path:
+    return Path(config.directory) if config.directory else shipped_base()
 
 
 def shipped_base() -> Path:
@@ -83,7 +100,11 @@ class PretrainBase(Stage[PretrainBaseConfig]):
         from cadenza.training.lm import mean_nll, microbatches
         from cadenza.training.pretraining import mixture
 
-        config, seed = self.config, context.seed_for("base")
+        # A second stage of the same recipe must not read the first one's text again.
+        config, seed = (
+            self.config,
+            context.seed_for(f"base/{context.name}" if self._goes_on(context) else "base"),
+        )
         found = python_documents(source_directories(), held_out=False)
         documents = list(itertools.islice(found, config.source_documents))
         model, tokenizer = self._start(context, documents, seed)
@@ -110,6 +131,9 @@ class PretrainBase(Stage[PretrainBaseConfig]):
             "seconds": seconds,
         }
 
+    def _goes_on(self, context: StageContext) -> bool:
+        return "model" in context.artifacts
+
     def _start(self, context: StageContext, documents: list[str], seed: int) -> tuple[PolicyModel, Tokenizer]:
         """The model given, or a new one with a tokenizer of its own."""
         from cadenza.model.hf import load_model
@@ -118,7 +142,12 @@ class PretrainBase(Stage[PretrainBaseConfig]):
         from cadenza.training.pretraining import tokenizer_texts
 
         config = self.config
-        if "model" in context.artifacts:
+        if self._goes_on(context):
+            if self.config.model != ModelConfig():
+                raise ConfigError(
+                    f"stage {context.name!r} goes on from a model and cannot change its shape",
+                    f"take away the keys {context.name}.model.*, or its input",
+                )
             return load_model(context.input("model")), Tokenizer.load(context.input("model"))
         texts = tokenizer_texts(
             documents[: config.tokenizer_source_documents], seed, config.tokenizer_generated_documents

@@ -30,7 +30,7 @@ class DemonstrationsConfig(StrictConfig):
 
 
 class Demonstrations(Stage[DemonstrationsConfig]):
-    """Artifact: ``demonstrations.cdzr``, only runs whose graded patch passes every test."""
+    """Artifact: ``demonstrations.cdzr``, only runs that finished and whose graded patch passes every test."""
 
     Config = DemonstrationsConfig
     inputs = ("tasks", "tokenizer")
@@ -42,7 +42,8 @@ class Demonstrations(Stage[DemonstrationsConfig]):
         renderer = CompactRenderer(Tokenizer.load(context.input("tokenizer")))
         trials = [Trial(task, context.seed_for(task.id), task.id) for task in tasks]
         rollouts = asyncio.run(self._collect(context, renderer, trials))
-        solved = [r for r in rollouts if r.verdict.score == 1.0]
+        # One that a limit cut after its edit would teach to break off.
+        solved = [r for r in rollouts if r.verdict.score == 1.0 and r.segments[-1].finish_reason == "finish"]
         if not solved:
             raise CorruptArtifact(
                 "the expert solved no task", "this is a defect; report it with the recipe and the log"

@@ -42,7 +42,8 @@ class Recipe(StrictConfig):
 class PlannedStage:
     """One resolved stage. ``inputs``: role -> name of an earlier stage, or a path made elsewhere.
 
-    ``digest`` identifies what it will make: its kind, version, seed, configuration, and the digests of its inputs.
+    ``reads``: digest of what it reads besides inputs, or "". ``digest`` identifies what it will make: its kind,
+    version, seed, configuration, what it reads, and the digests of its inputs.
     """
 
     name: str
@@ -51,6 +52,7 @@ class PlannedStage:
     config: StrictConfig
     inputs: dict[str, str | Path]
     seed: int
+    reads: str
     digest: str
 
     @property
@@ -58,7 +60,7 @@ class PlannedStage:
         """What the digest was made from, readable, for showing what changed."""
         inputs = {role: str(source) for role, source in self.inputs.items()}
         about = {"kind": self.kind, "version": self.stage.version, "seed": self.seed, "inputs": inputs}
-        return canonical(self.config) | about
+        return canonical(self.config) | about | ({"reads": self.reads} if self.reads else {})
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,10 @@ def _plan_stage(entry: dict[str, Any], seed: int, earlier: Sequence[PlannedStage
         "config": canonical(config),
         "inputs": {role: str(s) if isinstance(s, Path) else digests[s] for role, s in inputs.items()},
     }
-    return PlannedStage(name, kind, stage, config, inputs, stage_seed, digest_of(identity))
+    reads = stage.reads(config)
+    if reads:
+        identity["reads"] = reads
+    return PlannedStage(name, kind, stage, config, inputs, stage_seed, reads, digest_of(identity))
 
 
 def import_stage(kind: str, name: str) -> type[Stage[Any]]:

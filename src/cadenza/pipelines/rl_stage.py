@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from pydantic import Field
 
+from cadenza.core.errors import ServiceDied
 from cadenza.core.types import Rollout, Task
 from cadenza.evaluation.report_inputs import MetricWriter, Span, append_lines
 from cadenza.orchestration.rl_run import RLRun, RunConfig, Services
@@ -14,6 +14,8 @@ from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engin
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.rollouts.record import to_bytes
 from cadenza.tasks.directory import load_tasks
+
+TAKE_SPANS_S = 30.0
 
 
 class RLConfig(RunConfig):
@@ -69,15 +71,7 @@ class RL(Stage[RLConfig]):
 
                 def on_step(step: int, row: dict[str, Any]) -> None:
                     metrics.write(row["elapsed_s"], step, **row)
-                    end = row["elapsed_s"]
-                    started = (
-                        time.time() - end
-                    )  # a run that goes on later has its times follow the earlier ones
-                    spans = [Span(lane="trainer", start=end - row["step_s"], end=end, label=f"step {step}")]
-                    for service in (engine, environment):
-                        taken = service.call("take_spans").result(timeout=run_config.step_deadline_s)
-                        spans += [Span(lane=x, start=a - started, end=b - started) for x, a, b in taken]
-                    append_lines(context.out / "timeline.jsonl", spans)
+                    append_lines(context.out / "timeline.jsonl", _spans(rl, step, row))
                     bar.set(
                         min(row["elapsed_s"], config.max_seconds),
                         step=step,
@@ -104,3 +98,18 @@ class RL(Stage[RLConfig]):
             "prompts_trained": sum(e.status == "trained" for e in ledger),
             **{f"{k}_busy": v for k, v in result.busy.items()},
         }
+
+
+def _spans(rl: RLRun, step: int, row: dict[str, Any]) -> list[Span]:
+    """What the services did since the last step, on the clock of ``elapsed_s``. Raises ServiceDied."""
+    end, first = row["elapsed_s"], rl.elapsed_before
+    spans = [Span(lane="trainer", start=end - row["step_s"], end=end, label=f"step {step}")]
+    for service in (rl.services.engine, rl.services.environment):
+        try:
+            taken = service.call("take_spans").result(timeout=TAKE_SPANS_S)
+        except TimeoutError as error:
+            raise ServiceDied("take_spans was not answered", "run the same command again to go on") from error
+        at = [(lane, start - rl.origin, stop - rl.origin) for lane, start, stop in taken]
+        # What came before the run (its first weights), or would lie over what an earlier process wrote.
+        spans += [Span(lane=lane, start=max(a, first), end=b) for lane, a, b in at if b >= first]
+    return spans

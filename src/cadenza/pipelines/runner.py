@@ -101,7 +101,9 @@ def run_plan(
         raise MissingArtifact(f"no run to resume at {folder.path}", "check --run-dir, or leave out --resume")
     if restart_from is not None:
         plan.stage_named(restart_from)
-    _check_room(plan, folder.path)
+    unfinished = any(not folder.artifact(stage.name).is_dir() for stage in plan.stages)
+    if unfinished or fresh or restart_from is not None:
+        _check_room(plan, folder.path)
     with folder.lock(), ExitStack() as owned:
         if fresh and folder.exists:
             folder.clear([stage.name for stage in plan.stages])

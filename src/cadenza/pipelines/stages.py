@@ -56,6 +56,12 @@ class Stage(ABC, Generic[Settings]):
     def __init__(self, config: Settings) -> None:
         self.config = config
 
+    @classmethod
+    def reads(cls, config: Settings) -> str:
+        """Digest of what it reads besides its inputs, a file of the package for example; "" for nothing. Part of what
+        identifies its work: another base in a newer package makes an older run's copy stale."""
+        return ""
+
     @abstractmethod
     def run(self, context: StageContext) -> Figures:
         """Does the work: reads ``context.input(role)``, writes files into ``context.out``, returns figures.

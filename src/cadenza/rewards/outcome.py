@@ -8,8 +8,9 @@ the first tokens cost most on easy tasks and long work on hard ones stays afford
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -37,6 +38,10 @@ class LengthPenalty(StrictConfig):
     per_turn: float = 0.0
 
 
+# Of what a tool may answer (harness.tools.ERROR_KINDS) neither what `broken` counts nor the environment's own faults.
+CallError = Literal["not_found", "refused", "no_effect", "timeout"]
+
+
 class RewardConfig(StrictConfig):
     """What a rollout is worth.
 
@@ -44,16 +49,20 @@ class RewardConfig(StrictConfig):
     ``unfinished``: factor on the outcome of a run that did not end by itself (cut turn, full context, too many
     turns): its patch is graded, and 1.0 means the patch alone counts.
     ``failures``: the outcome for a verdict that is the model's own failure, by kind; a kind that is not listed
-    is worth ``failed``. ``broken_call``: for each call that could not be read; ``call_errors``: for each call that was
-    read and failed, by kind of error (``{ no_effect = -0.05 }``). Both are negative to discourage. They tell apart the
-    runs of a group that never solves its task, which the outcome alone does not.
+    is worth ``failed``. ``broken_call``: for each call that could not be read or does not fit its tool;
+    ``call_errors``: for each call that a tool answered with an error, by kind (``{ no_effect = -0.05 }``).
+    ``false_finish``: for a run that ends itself with its task not wholly solved. All three are negative to discourage.
+    They tell apart the runs of a group that never solves its task, which the outcome alone does not. Where only failed
+    calls cost something, giving up is the cheapest way to fail; where a false finish does, never finishing is, unless
+    ``unfinished`` is below 1.
     """
 
     solved: float = 1.0
     failed: float = 0.0
     unfinished: float = 1.0
     broken_call: float = 0.0
-    call_errors: dict[str, float] = {}
+    call_errors: dict[CallError, float] = {}
+    false_finish: float = 0.0
     failures: dict[str, float] = {}
     length: LengthPenalty = LengthPenalty()
 
@@ -80,12 +89,18 @@ def reward(
     if finish_reason != "finish":
         outcome = config.failed + (outcome - config.failed) * config.unfinished
     rewards = {"outcome": outcome}
+    if config.false_finish and finish_reason == "finish" and verdict.score != 1.0:
+        rewards["false_finish"] = config.false_finish
     if config.broken_call:
         rewards["broken_calls"] = config.broken_call * _summary(trace).get("broken", 0)
     if config.call_errors:
         tools = _summary(trace).get("tools", {}).values()
-        failed = [(kind, count) for tool in tools for kind, count in tool.get("errors", {}).items()]
-        rewards["call_errors"] = sum((config.call_errors.get(kind, 0.0) * n for kind, n in failed), 0.0)
+        errors = Counter[str]()
+        for tool in tools:
+            errors.update(tool.get("errors", {}))
+        rewards["call_errors"] = sum(
+            (worth * errors[kind] for kind, worth in config.call_errors.items()), 0.0
+        )
     if config.length.scale:
         rewards["length"] = -config.length.scale * length_cost(segments, trace, config.length)
     total = float(sum(rewards.values()))

@@ -2,17 +2,17 @@
 
 It looks before it edits, and only acts on what it has seen: a file is opened because the prompt, a listing, a search
 or a failing test led there, so that a model that imitates it learns steps it can take without the patch. The route
-varies with the seed. In a share of runs it first errs: a wrong edit of the right line, or of another line of the same
-function, which it takes back when the test still fails. Each such turn carries the note ``mistake`` so that training
-can leave it out of the loss. What follows teaches to go on elsewhere: a policy that has only seen runs without errors
-edits one line over and over, and no reward can teach it what it never tries.
+varies with the seed. In a share of runs it first errs: it edits another line of the same function, once or more, each
+time taking the edit back when the test still fails, or gives the right line a wrong text. Each such turn carries the
+note ``mistake`` so that training can leave it out of the loss. What follows teaches to go on elsewhere: a policy that
+has only seen runs without errors edits one line over and over, and no reward can teach it what it never tries.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from pathlib import Path
 
 from cadenza.core.config import StrictConfig
@@ -22,6 +22,7 @@ from cadenza.rollouts.mistakes import near_line, wrong_line
 from cadenza.tasks.patch import apply_patch
 from cadenza.tokens import Call, CompactRenderer, Sampled, Sampling
 
+Slip = tuple[int, str, str]  # line, its text, the text to write instead
 SCRIPTED_VERSION = -1  # the policy version of scripted tokens; no trained policy has it
 MISTAKE = "mistake"
 
@@ -32,9 +33,10 @@ class ExpertConfig(StrictConfig):
     ``list_dir_first``: looks at the folder before anything else. ``tests_first``: runs the tests before reading.
     ``grep_although_named``: searches although the issue names the place. ``tests_between_files``: runs the tests after
     the first of two files is mended. ``tests_last``: runs the tests before it finishes. ``mistake``: makes a wrong edit
-    first, marked as one. ``mistake_again``: of the mistakes, are followed by another. ``mistake_elsewhere``: of the
-    mistakes, are made on another line of the function than the right one. ``mistake_unchanged``: of those, write the
-    line as it is. ``read_again_after_mistake``: of the mistakes, are followed by reading the place again.
+    first, marked as one, where the code allows it. ``mistake_elsewhere``: share of the mistakes made on another line of
+    the function than the right one. ``mistake_again``: share of those followed by one more mistake.
+    ``mistake_unchanged``: share of those that write the other line as it is. ``read_again_after_mistake``: share of all
+    mistakes followed by reading the file again.
     """
 
     list_dir_first: float = 0.3
@@ -42,8 +44,8 @@ class ExpertConfig(StrictConfig):
     grep_although_named: float = 0.25
     tests_between_files: float = 0.5
     tests_last: float = 0.95
-    mistake: float = 0.6
-    mistake_again: float = 0.35
+    mistake: float = 0.4
+    mistake_again: float = 0.4
     mistake_elsewhere: float = 0.75
     mistake_unchanged: float = 0.5
     read_again_after_mistake: float = 0.1
@@ -69,7 +71,6 @@ class ScriptedExpert:
         self._config = config or ExpertConfig()
         self._seen = ""
         self._listed = self._tested = False
-        self._tried: set[int] = set()  # lines erred on: the same mistake twice would teach to repeat oneself
         self._note: str | None = None
         self._steps: Generator[Call, str, None] | None = None
 
@@ -123,11 +124,11 @@ class ScriptedExpert:
             if index and self._happens(config.tests_between_files):
                 yield from self._test()
             yield from self._find(path, edits[-1])
-            yield from self._read(path, edits)
-            while mistake:
-                if (yield from self._err(edits[-1])):
+            shown = yield from self._read(path, edits)
+            if mistake:
+                mistake = False  # in the first file only
+                if (yield from self._err(path, edits, shown)):
                     return  # no visible test saw the slip, so there is no reason to go on; such a run is not solved
-                mistake = self._happens(config.mistake_again)
             for edit in edits:
                 yield Call("edit_line", f"{path} {edit.line}", edit.body)
         if self._happens(config.tests_last):
@@ -158,12 +159,13 @@ class ScriptedExpert:
         for other in others[: self._rng.randint(0, self._config.most_wrong_files)]:
             yield Call("read_file", other)
 
-    def _read(self, path: str, edits: list[LineEdit]) -> Generator[Call, str, None]:
-        """Reads the file, and on where a long file was cut, until every line to edit was seen."""
+    def _read(self, path: str, edits: list[LineEdit]) -> Generator[Call, str, str]:
+        """Reads the file, and on where a long file was cut, until every line to edit was seen. What was shown."""
         shown = yield Call("read_file", path)
         for edit in reversed(edits):
             if f"\n{edit.line}|" not in f"\n{shown}":
                 shown += "\n" + (yield Call("read_file", f"{path} {max(edit.line - 2, 1)}"))
+        return shown
 
     def _look_up(self, name: str, source: str) -> Generator[Call, str, None]:
         keyword = "class" if re.search(rf"^\s*class {name}\b", source, re.M) else "def"
@@ -179,39 +181,57 @@ class ScriptedExpert:
         self._seen += "\n" + output
         return output
 
-    def _err(self, edit: LineEdit) -> Generator[Call, str, bool]:
-        """One mistake, where the code allows one, up to where it is seen not to help and is taken back. True when the
-        tests passed all the same."""
-        elsewhere = self._happens(self._config.mistake_elsewhere)
-        slip = self._slip_elsewhere(edit) if elsewhere else self._slip(edit)
-        if slip is None or slip[0] in self._tried:
-            return False
+    def _err(self, path: str, edits: list[LineEdit], shown: str) -> Generator[Call, str, bool]:
+        """Mistakes, where the code allows them, each up to where it is seen not to help; on other lines first, since a
+        wrong text at the right place is followed by the right one. True when the tests passed all the same."""
+        config = self._config
+        seen = {int(number) for number in re.findall(r"^(\d+)\|", shown, re.M)}
+        tried = {edit.line for edit in edits}
+        unchanged = False
+        while True:
+            elsewhere = self._happens(config.mistake_elsewhere)
+            if elsewhere:
+                slip = self._slip_elsewhere(edits[-1], seen - tried, again=unchanged)
+            else:
+                slip = self._slip(edits[-1])
+            if slip is None:
+                return False
+            at, before, after = slip
+            tried.add(at)  # the same mistake twice would teach to repeat oneself
+            unchanged = before == after
+            if (yield from self._try(path, slip, take_back=elsewhere)):
+                return True
+            if not elsewhere or not self._happens(config.mistake_again):
+                return False
+
+    def _try(self, path: str, slip: Slip, take_back: bool) -> Generator[Call, str, bool]:
         at, before, after = slip
-        self._tried.add(at)
         self._note = MISTAKE
-        yield Call("edit_line", f"{edit.path} {at}", after)
+        yield Call("edit_line", f"{path} {at}", after)
         if after != before:
             if (yield from self._test()).startswith("ok"):
                 return True
-            if elsewhere:
-                yield Call("edit_line", f"{edit.path} {at}", before)
+            if take_back:
+                yield Call("edit_line", f"{path} {at}", before)
         if self._happens(self._config.read_again_after_mistake):
-            yield Call("read_file", edit.path)
+            yield Call("read_file", path)
         return False
 
-    def _slip(self, edit: LineEdit) -> tuple[int, str, str] | None:
-        """(line, its text, a wrong one) at the right place."""
+    def _slip(self, edit: LineEdit) -> Slip | None:
+        """A wrong text at the right place."""
         wrong = wrong_line(edit.new[0], edit.old, self._rng) if len(edit.new) == 1 else None
         return None if wrong is None else (edit.line, edit.old, wrong)
 
-    def _slip_elsewhere(self, edit: LineEdit) -> tuple[int, str, str] | None:
-        """The same on another line of the function; the wrong text may be the line's own."""
-        other = near_line(self._base[edit.path].decode("utf-8"), edit.line, self._rng, but=self._tried)
+    def _slip_elsewhere(self, edit: LineEdit, among: Collection[int], again: bool) -> Slip | None:
+        """Another line of the function, with a wrong text or its own. Its own never twice in a row (``again``): the
+        agent ends a run that gets nothing but errors."""
+        other = near_line(self._base[edit.path].decode("utf-8"), edit.line, self._rng, among)
         if other is None:
             return None
         at, text = other
-        wrong = None if self._happens(self._config.mistake_unchanged) else wrong_line(text, text, self._rng)
-        return at, text, text if wrong is None else wrong
+        unchanged = not again and self._happens(self._config.mistake_unchanged)
+        wrong = text if unchanged else wrong_line(text, text, self._rng)
+        return None if wrong is None else (at, text, wrong)
 
     def _happens(self, share: float) -> bool:
         return self._rng.random() < share

@@ -31,14 +31,10 @@ def wrong_line(right: str, buggy: str, rng: random.Random) -> str | None:
     return rng.choice(candidates) if candidates else None
 
 
-def near_line(
-    source: str, line: int, rng: random.Random, but: Collection[int] = ()
-) -> tuple[int, str] | None:
-    """Number (from 1) and text of another line of the function or class around ``line``, the nearer the likelier.
-
-    Headers, docstrings, blank lines and those in ``but`` are no candidates. None when the source does not parse or
-    there is no other.
-    """
+def near_line(source: str, line: int, rng: random.Random, among: Collection[int]) -> tuple[int, str] | None:
+    """Number (from 1) and text of another line of the innermost function or class around ``line``, the nearer the
+    likelier: of those ``among``, after its header and docstring, and not blank. None when there is none, or the source
+    does not parse."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -49,7 +45,7 @@ def near_line(
     texts = source.split("\n")
     body = block.body[1:] if ast.get_docstring(block) is not None else block.body
     first, last = (body[0].lineno, block.end_lineno or block.lineno) if body else (1, 0)
-    found = [n for n in range(first, last + 1) if n != line and n not in but and texts[n - 1].strip()]
+    found = [n for n in range(first, last + 1) if n != line and n in among and texts[n - 1].strip()]
     if not found:
         return None
     at = rng.choices(found, [1 / abs(n - line) for n in found])[0]
