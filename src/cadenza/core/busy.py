@@ -58,9 +58,8 @@ class BusyClock:
                 self._since = now
             taken = list(self._spans)
             self._spans.clear()
-            to_wall = (
-                self._wall() - self._monotonic()
-            )  # now, and not at the start: the machine may have slept since
+            # Now, and not at the start: the machine may have slept since.
+            to_wall = self._wall() - self._monotonic()
         return [(start + to_wall, end + to_wall) for start, end in taken]
 
     def _close(self, now: float) -> None:

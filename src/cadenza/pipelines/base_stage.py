@@ -100,11 +100,9 @@ class PretrainBase(Stage[PretrainBaseConfig]):
         from cadenza.training.lm import mean_nll, microbatches
         from cadenza.training.pretraining import mixture
 
+        config = self.config
         # A second stage of the same recipe must not read the first one's text again.
-        config, seed = (
-            self.config,
-            context.seed_for(f"base/{context.name}" if self._goes_on(context) else "base"),
-        )
+        seed = context.seed_for(f"base/{context.name}" if "model" in context.artifacts else "base")
         found = python_documents(source_directories(), held_out=False)
         documents = list(itertools.islice(found, config.source_documents))
         model, tokenizer = self._start(context, documents, seed)
@@ -131,9 +129,6 @@ class PretrainBase(Stage[PretrainBaseConfig]):
             "seconds": seconds,
         }
 
-    def _goes_on(self, context: StageContext) -> bool:
-        return "model" in context.artifacts
-
     def _start(self, context: StageContext, documents: list[str], seed: int) -> tuple[PolicyModel, Tokenizer]:
         """The model given, or a new one with a tokenizer of its own."""
         from cadenza.model.hf import load_model
@@ -142,8 +137,8 @@ class PretrainBase(Stage[PretrainBaseConfig]):
         from cadenza.training.pretraining import tokenizer_texts
 
         config = self.config
-        if self._goes_on(context):
-            if self.config.model != ModelConfig():
+        if "model" in context.artifacts:
+            if config.model != ModelConfig():
                 raise ConfigError(
                     f"stage {context.name!r} goes on from a model and cannot change its shape",
                     f"take away the keys {context.name}.model.*, or its input",
