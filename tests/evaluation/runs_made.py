@@ -138,12 +138,13 @@ def _write_trajectories(folder: Path) -> None:
     failing = "test_total: assert 7 == 9   total([Line(2), Line(7)]) == 9"
     before = [
         ("call", "run_tests"), ("output", failing), ("call", "read_file invoice.py"), ("output", source),
-        ("call", "edit_line invoice.py 8\n    return amount + 1"), ("output", "edited"),
+        ("call", "replace_def invoice.py\ndef bill(amount):\n    return amount + 1"), ("output", "edited"),
         ("final", "I fixed the total."),
     ]  # fmt: skip
     after = [
         ("call", "run_tests"), ("output", failing), ("call", "read_file invoice.py"), ("output", source),
-        ("call", "edit_line invoice.py 6\n    for line in lines:"), ("output", "edited"), ("call", "run_tests"),
+        ("call", "replace_def invoice.py\ndef bill(amount):\n    return amount"), ("output", "edited"),
+        ("call", "run_tests"),
         ("output", "ok: 4 passed"), ("final", "`total` skipped the first line of every order; all tests pass now."),
     ]  # fmt: skip
     patch = "--- a/invoice.py\n+++ b/invoice.py\n@@ -6 +6 @@\n-    for line in lines[1:]:\n+    for line in lines:\n"

@@ -43,7 +43,7 @@ def check_invariants(result, session, renderer):
 garbage = st.lists(st.integers(0, 30) | st.integers(0, 700), max_size=40)
 calls = st.builds(
     Call,
-    st.sampled_from(["list_dir", "read_file", "grep", "edit_line", "run_tests", "no_such", "finish"]),
+    st.sampled_from(["list_dir", "read_file", "grep", "replace_def", "run_tests", "no_such", "finish"]),
     st.sampled_from(
         ["", "a.py", "a.py 1", "a.py 9", "a.py x", "../x", "/etc/passwd", "b", "a.py 1 2", " ", "a.py  1"]
     )
@@ -96,7 +96,7 @@ def test_a_run_reads_edits_tests_and_finishes(renderer, replay, make_sandbox):
     session = replay(
         Call("list_dir"),
         Call("read_file", "a.py"),
-        Call("edit_line", "a.py 2", "    return x + 1", think="off by one"),
+        Call("replace_def", "a.py", "def f(x):\n    return x + 1", think="off by one"),
         Call("run_tests"),
         Call("finish"),
     )
@@ -105,7 +105,7 @@ def test_a_run_reads_edits_tests_and_finishes(renderer, replay, make_sandbox):
     assert result.finish_reason == "finish"
     assert sandbox.files["a.py"] == b"def f(x):\n    return x + 1\n"
     assert [step.get("output") for step in steps] == [
-        "a.py", "1|def f(x):\n2|    return x", "ok", "ok: 1 passed", "", None,
+        "a.py", "def f(x):\n    return x", "ok", "ok: 1 passed", "", None,
     ]  # fmt: skip
     assert steps == result.trace and steps[2]["think"] == "off by one"
     check_invariants(result, session, renderer)
@@ -113,8 +113,8 @@ def test_a_run_reads_edits_tests_and_finishes(renderer, replay, make_sandbox):
     text = renderer.tokenizer.decode(segment.ids_T.tolist())
     assert text == (
         "<|bos|><|user|>Fix f.<|end|><|call|>list_dir<|end|><|output|>a.py<|end|>"
-        "<|call|>read_file a.py<|end|><|output|>1|def f(x):\n2|    return x<|end|>"
-        "<|think|>off by one<|end|><|call|>edit_line a.py 2\n    return x + 1<|end|><|output|>ok<|end|>"
+        "<|call|>read_file a.py<|end|><|output|>def f(x):\n    return x<|end|>"
+        "<|think|>off by one<|end|><|call|>replace_def a.py\ndef f(x):\n    return x + 1<|end|><|output|>ok<|end|>"
         "<|call|>run_tests<|end|><|output|>ok: 1 passed<|end|><|call|>finish<|end|>"
     )
     assert segment.version_S.tolist() == [3] * int(segment.sampled_T.sum())
@@ -158,7 +158,7 @@ def test_faults_of_the_environment_end_the_run_or_hide_errors_of_the_model(rende
         async def write(self, path, data):
             raise OSError(28, "No space left on device", path)
 
-    edit, wrong = Call("edit_line", "a.py 1", "x = 5"), Call("nonsense")
+    edit, wrong = Call("replace_def", "a.py", "def f(x):\n    return 5"), Call("nonsense")
     result = start(
         renderer, replay(*[edit] * 5, Call("finish")), Full(FILES), limits=Limits(max_errors_in_a_row=3)
     )
@@ -171,7 +171,7 @@ def test_faults_of_the_environment_end_the_run_or_hide_errors_of_the_model(rende
 
 def test_case_18_a_cut_turn_is_flagged_and_not_executed(renderer, replay, make_sandbox):
     sandbox = make_sandbox(FILES)
-    whole = renderer.render_action(Call("edit_line", "a.py 1", "x = 1"))
+    whole = renderer.render_action(Call("replace_def", "a.py", "def f(x):\n    return 1"))
     session = replay(Sampled(whole, [0.0] * len(whole), [1] * len(whole), "length"))
     result = start(renderer, session, sandbox)
     assert result.finish_reason == "max_tokens" and sandbox.files == FILES
@@ -208,7 +208,7 @@ def test_a_long_output_keeps_its_head_and_says_what_is_missing(renderer, replay,
     session = replay(Call("read_file", "long.py"), Call("finish"))
     start(renderer, session, make_sandbox(files), limits=Limits(max_output_tokens=100))
     text = renderer.tokenizer.decode(session.context)
-    assert "1|value_0 = result\n2|" in text and "more lines]<|end|>" in text
+    assert "value_0 = result\nvalue_1" in text and "more lines]<|end|>" in text
     shown = text.count("= result")
     assert f"[cut: {500 - shown} more lines]" in text
     assert len(session.context) < 200

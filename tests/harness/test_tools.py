@@ -7,11 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cadenza.harness import demo_tools
-from cadenza.harness.tools import ERROR_KINDS, ToolError
-from cadenza.harness.tools.edit_line import replace_line
+from cadenza.harness.tools import ERROR_KINDS
 from cadenza.harness.tools.failure_line import failure_line
 from cadenza.sandbox.spec import ExecResult, Failure, PytestResult
 from cadenza.tokens import Call
+
+DEF = "def f(x):\n    return 1"
 
 
 def use(sandbox, name, args="", body=None):
@@ -19,12 +20,18 @@ def use(sandbox, name, args="", body=None):
 
 
 def test_every_error_has_a_kind_of_the_taxonomy_and_says_what_to_write(make_sandbox):
-    sandbox = make_sandbox({"a.py": b"x = 1\n", "bin": b"\0\1"})
+    files = {
+        "a.py": DEF.encode(),
+        "bin": b"\0\1",
+        "bad.py": b"def f(:\n",
+        "two.py": f"{DEF}\n\n{DEF}".encode(),
+    }
+    sandbox = make_sandbox(files)
     for name, args, body, kind, text in (
         ("nothing", "", None, "unknown_tool", "error: no tool nothing"),
         ("read_file", "", None, "invalid_arguments", "error: usage: read_file PATH"),
         ("read_file", "b.py", None, "not_found", "error: no such file"),
-        ("read_file", "a.py 9", None, "not_found", "error: a.py has 1 lines"),
+        ("read_file", "a.py 9", None, "not_found", "error: a.py has 2 lines"),
         ("read_file", "a.py x", None, "invalid_arguments", "error: usage: read_file PATH"),
         ("read_file", "/etc/passwd", None, "refused", "error: refused"),
         ("read_file", "bin", None, "refused", "error: bin is binary"),
@@ -33,20 +40,37 @@ def test_every_error_has_a_kind_of_the_taxonomy_and_says_what_to_write(make_sand
         ("run_tests", "x", None, "invalid_arguments", "error: usage: run_tests"),
         ("finish", "x", None, "invalid_arguments", "error: usage: finish"),
         ("grep", "", None, "invalid_arguments", "error: usage: grep PATTERN"),
-        ("edit_line", "a.py 1", None, "invalid_arguments", None),
-        ("edit_line", "a.py", "x", "invalid_arguments", None),
-        ("edit_line", "a.py 0", "x", "invalid_arguments", None),
-        ("edit_line", "a.py -1", "x", "invalid_arguments", None),
-        ("edit_line", "a.py ٣", "x", "invalid_arguments", None),
-        ("edit_line", "a.py 99999999999", "x", "invalid_arguments", None),
-        ("edit_line", "a.py 2", "x", "not_found", "error: no line 2, last is 1"),
-        ("edit_line", "a.py 1", "x = 1", "no_effect", "error: unchanged"),
+        ("replace_def", "a.py", None, "invalid_arguments", None),
+        ("replace_def", "", DEF, "invalid_arguments", None),
+        ("replace_def", "a.py", "x = 2", "invalid_arguments", "error: not one def or class"),
+        (
+            "replace_def",
+            "a.py",
+            "def f():\n    return 1\n\nx = 2",
+            "invalid_arguments",
+            "error: not one def or class",
+        ),
+        (
+            "replace_def",
+            "a.py",
+            "def f():\n    return (1",
+            "invalid_arguments",
+            "error: '(' was never closed, line 2",
+        ),
+        ("replace_def", "a.py", "    def f():\n    return 1", "invalid_arguments", None),
+        ("replace_def", "a.py", "def g():\n    return 1", "not_found", "error: no def g"),
+        ("replace_def", "a.py", "class f:\n    x = 1", "not_found", "error: no class f"),
+        ("replace_def", "b.py", DEF, "not_found", "error: no such file"),
+        ("replace_def", "bad.py", DEF, "invalid_arguments", "error: the file does not parse"),
+        ("replace_def", "two.py", DEF, "invalid_arguments", "error: 2 are called f"),
+        ("replace_def", "../a.py", DEF, "refused", "error: refused"),
+        ("replace_def", "a.py", DEF, "no_effect", "error: unchanged"),
     ):
         result = use(sandbox, name, args, body)
         assert result.error_kind == kind and kind in ERROR_KINDS, (name, args, result)
         assert result.text.startswith("error: ") and (text is None or result.text == text)
         assert not result.ends
-    assert sandbox.files["a.py"] == b"x = 1\n"
+    assert sandbox.files == files
 
 
 def test_an_unforeseen_error_is_typed_and_not_raised(make_sandbox):
@@ -57,8 +81,8 @@ def test_an_unforeseen_error_is_typed_and_not_raised(make_sandbox):
         async def list(self, path="."):
             raise RuntimeError("secret detail of the host")
 
-    sandbox = Full({"a.py": b"x = 1\n"})
-    result = use(sandbox, "edit_line", "a.py 1", "x = 2")
+    sandbox = Full({"a.py": DEF.encode()})
+    result = use(sandbox, "replace_def", "a.py", DEF.replace("1", "2"))
     assert (result.error_kind, result.text) == ("unexpected_environment", "error: No space left on device")
     result = use(sandbox, "list_dir")
     assert (result.error_kind, result.text) == ("unexpected_environment", "error: RuntimeError")
@@ -73,10 +97,10 @@ def test_list_dir_leaves_out_what_python_writes_and_is_one_line(make_sandbox):
     assert use(make_sandbox({}), "list_dir").text == "empty"
 
 
-def test_read_file_numbers_lines_and_survives_bytes_that_are_no_text(make_sandbox):
+def test_read_file_survives_bytes_that_are_no_text(make_sandbox):
     sandbox = make_sandbox({"a.py": b"x\r\n\xf0\n\nlast", "e": b""})
-    assert use(sandbox, "read_file", "a.py").text == "1|x\n2|\ufffd\n3|\n4|last"
-    assert use(sandbox, "read_file", "./a.py 4").text == "4|last"
+    assert use(sandbox, "read_file", "a.py").text == "x\n\ufffd\n\nlast"
+    assert use(sandbox, "read_file", "./a.py 4").text == "last"
     assert use(sandbox, "read_file", "e").text == "empty"
 
 
@@ -102,47 +126,6 @@ def test_case_11_grep_always_names_a_path_and_guards_the_pattern():
     assert use(ExecSandbox(-9, timed_out=True), "grep", "x").error_kind == "timeout"
     many = b"".join(b"./a.py:%d:x\n" % n for n in range(1, 10))
     assert use(ExecSandbox(0, many), "grep", "x").text.split("\n")[-2:] == ["a.py:6|x", "+3 more"]
-
-
-lines = st.lists(st.binary(max_size=6).map(lambda b: b.replace(b"\n", b"").replace(b"\r", b"")), max_size=6)
-texts = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=20)
-
-
-@settings(deadline=None)
-@given(
-    lines=lines,
-    ending=st.sampled_from([b"\n", b"\r\n"]),
-    final=st.booleans(),
-    number=st.integers(1, 8),
-    text=texts,
-)
-def test_case_23_only_the_named_line_changes(lines, ending, final, number, text):
-    data = ending.join(lines) + (ending if final and lines else b"")
-    count = len(data.split(b"\n")) - (data.split(b"\n")[-1] == b"")
-    if number > count:
-        with pytest.raises(ToolError):
-            replace_line(data, number, text)
-        return
-    after, shown = replace_line(data, number, text)
-    before = data.split(b"\n")
-    new = [line.encode() for line in text.split("\n")] if text else []
-    got = [line.removesuffix(b"\r") for line in after.split(b"\n")]
-    kept = [line.removesuffix(b"\r") for line in before]
-    assert got == (kept[: number - 1] + new + kept[number:] or [b""])
-    if ending == b"\n":
-        assert b"\r" not in after
-    elif before[number - 1].endswith(b"\r"):
-        assert after.count(b"\r\n") == after.count(b"\n")
-    assert bool(shown) == (len(new) != 1)
-
-
-def test_an_edit_that_moves_lines_shows_the_new_neighbourhood(make_sandbox):
-    sandbox = make_sandbox({"a.py": b"a\nb\nc\nd\n"})
-    assert use(sandbox, "edit_line", "a.py 2", "x\ny").text == "1|a\n2|x\n3|y\n4|c"
-    assert sandbox.files["a.py"] == b"a\nx\ny\nc\nd\n"
-    assert use(sandbox, "edit_line", "a.py 2", "").text == "1|a\n2|y"
-    assert use(sandbox, "edit_line", "a.py 1", "z").text == "ok"
-    assert sandbox.files["a.py"] == b"z\ny\nc\nd\n"
 
 
 def result_of(tests, failures=(), timed_out=False, code=1):

@@ -16,7 +16,7 @@ BEFORE = b"def one():\r\n    return 2\r\n"
 AFTER = b"def one():\r\n    return 1\r\n"
 CALLS = (
     Call("read_file", "a.py"),
-    Call("edit_line", "a.py 2", "    return 1"),
+    Call("replace_def", "a.py", "def one():\n    return 1"),
     Call("run_tests"),
     Call("finish"),
 )
@@ -71,7 +71,7 @@ def test_the_folder_is_untouched_until_the_user_accepts(work, replay, folder):
     session = replay(*CALLS)
     done = work(session, folder, on_step=steps.append)
     assert tree(folder) == before and session.closed
-    assert [step.get("tool") for step in steps] == ["read_file", "edit_line", "run_tests", "finish", None]
+    assert [step.get("tool") for step in steps] == ["read_file", "replace_def", "run_tests", "finish", None]
     assert steps[2]["output"] == "ok: 1 passed"
     assert done.patch.startswith("diff --git a/a.py b/a.py") and "-    return 2" in done.patch
     assert done.apply() == ["a.py"]

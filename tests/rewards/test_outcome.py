@@ -71,7 +71,7 @@ def test_each_reward_has_its_name():
 
 def test_calls_that_fail_cost_by_their_kind_and_no_other_counts():
     tools = {
-        "edit_line": {"calls": 5, "errors": {"no_effect": 3, "not_found": 1, "unexpected_environment": 1}},
+        "replace_def": {"calls": 5, "errors": {"no_effect": 3, "not_found": 1, "unexpected_environment": 1}},
         "grep": {"calls": 1, "errors": {}},
         "read_file": {"calls": 2, "errors": {"no_effect": 1}},
     }

@@ -6,37 +6,62 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cadenza.harness.tools.edit_line import replace_line
-from cadenza.rollouts.gold_edits import enclosing_name, gold_edits
-from cadenza.rollouts.mistakes import near_line, wrong_line
+from cadenza.harness.definitions import replace_definition
+from cadenza.rollouts.gold_edits import gold_edits
+from cadenza.rollouts.mistakes import wrong_definition, wrong_line
 
-lines = st.lists(st.sampled_from(["a", "b", "    c", "return x", "d = 1", "e"]), min_size=1, max_size=8)
+bodies = st.sampled_from(["a", "b", "return 1", "x = (1,\n        2)", "def inner():\n        return 2"])
+functions = st.tuples(bodies, bodies, bodies, bodies)
 
 
-@given(old=lines, new=lines, final=st.booleans())
-def test_the_edits_turn_the_buggy_file_into_the_fixed_one(old, new, final):
-    end = "\n" if final else ""
-    base = {"m.py": ("\n".join(old) + end).encode(), "other.py": b"x\n"}
-    fixed = {**base, "m.py": ("\n".join(new) + end).encode()}
-    data = base["m.py"]
+def file_of(functions, end):
+    f, g, method, other = functions
+    g, method = (text.replace("\n", "\n    ") for text in (g, method))
+    source = f"import os\n\ndef f():\n    {f}\n\nclass A:\n    def g(self):\n        {g}\n"
+    source += f"\n    def h(self):\n        {method}\n\ndef g():\n    {other}"
+    return (source + ("\n" if end else "")).encode()
+
+
+@given(old=functions, new=functions, final=st.booleans(), crlf=st.booleans())
+def test_the_edits_turn_the_buggy_file_into_the_fixed_one(old, new, final, crlf):
+    def written(functions):
+        data = file_of(functions, final)
+        return data.replace(b"\n", b"\r\n") if crlf else data
+
+    base = {"m.py": written(old), "other.py": b"x\n"}
+    fixed = {**base, "m.py": written(new)}
     edits = gold_edits(base, fixed)
     assert set(edits) == ({"m.py"} if old != new else set())
+    data = base["m.py"]
     for edit in edits.get("m.py", []):
-        data, _ = replace_line(data, edit.line, edit.body)
+        assert edit.old.encode() in base["m.py"].replace(b"\r", b"")
+        data = replace_definition(data, edit.new)
     assert data == fixed["m.py"]
+    changed = sum(a != b for a, b in zip(old, new, strict=True))
+    assert len(edits.get("m.py", [])) == changed
 
 
-def test_what_edit_line_cannot_say_is_refused():
-    with pytest.raises(ValueError):
+def test_methods_of_one_name_are_edited_through_their_class():
+    source = "class A:\n    def f(self):\n        return 1\n\nclass B:\n    def f(self):\n        return 1\n"
+    fixed = source[:-2] + "2\n"
+    (edit,) = gold_edits({"m.py": source.encode()}, {"m.py": fixed.encode()})["m.py"]
+    assert (edit.name, edit.line) == ("B", 5) and edit.new.startswith("class B:\n    def f")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"x = 1\n", b"x = 2\n"),
+        (b"def f():\n    pass\n", b"def g():\n    pass\n"),
+        (b"def f(:\n", b"def f():\n    pass\n"),
+        (b"@a\ndef f():\n    pass\n", b"@b\ndef f():\n    pass\n"),
+    ],
+)
+def test_what_replace_def_cannot_say_is_refused(before, after):
+    with pytest.raises(ValueError, match="a.py"):
+        gold_edits({"a.py": before}, {"a.py": after})
+    with pytest.raises(ValueError, match="b.py"):
         gold_edits({"a.py": b"x\n"}, {"a.py": b"x\n", "b.py": b"y\n"})
-    with pytest.raises(ValueError):
-        gold_edits({"a.py": b"x\ny\n"}, {"a.py": b"\ny\n"})
-
-
-def test_the_name_around_a_line_is_the_innermost():
-    source = "x = 1\nclass A:\n    def f(self):\n        return 1\n\ndef g():\n    return 2\n"
-    assert [enclosing_name(source, n) for n in (1, 2, 3, 4, 6, 7)] == [None, "A", "f", "f", "g", "g"]
-    assert enclosing_name("def f(:", 1) is None
 
 
 def test_a_slip_differs_from_the_right_and_the_buggy_line():
@@ -49,19 +74,17 @@ def test_a_slip_differs_from_the_right_and_the_buggy_line():
     assert wrong_line("    pass", "    x", random.Random(0)) is None
 
 
-def test_a_line_to_err_on_is_code_of_the_same_function_and_not_one_tried_before():
-    source = 'x = 1\n\ndef f(a):\n    """Text."""\n    b = a\n\n    b += 1\n    return b\n\ndef g():\n    return 2\n'
-    lines = range(1, 12)
-    found = {near_line(source, 7, random.Random(seed), lines) for seed in range(40)}
-    assert found == {(5, "    b = a"), (8, "    return b")}
-    assert {near_line(source, 7, random.Random(seed), {7, 8, 11}) for seed in range(9)} == {
-        (8, "    return b")
-    }
-    assert near_line(source, 11, random.Random(0), lines) is None
-    assert near_line(source, 1, random.Random(0), lines) is None
-    assert near_line("def f(:", 1, random.Random(0), lines) is None
+OLD = 'def f(a, b):\n    """Sum of 2."""\n    c = a * b\n    if c > 3:\n        c += 1\n    return c'
+NEW = OLD.replace("a * b", "a + b")
 
 
-def test_a_line_to_err_on_in_a_method_is_of_that_method_and_keeps_no_carriage_return():
-    source = 'class A:\r\n    """Text."""\r\n\r\n    def f(self):\r\n        x = 1\r\n        return x\r\n'
-    assert near_line(source, 6, random.Random(0), range(1, 9)) == (5, "        x = 1")
+def test_a_mistake_that_repairs_or_touches_what_the_function_is_said_to_do():
+    for elsewhere in (False, True):
+        found = {wrong_definition(OLD, NEW, random.Random(seed), elsewhere) for seed in range(60)}
+        assert found and not found & {None, OLD, NEW}
+        for text in found:
+            lines = text.split("\n")
+            assert lines[:2] == OLD.split("\n")[:2]
+            assert (lines[2] == "    c = a * b") == elsewhere
+            assert sum(a != b for a, b in zip(lines, OLD.split("\n"), strict=True)) == 1
+    assert wrong_definition("def f():\n    pass", "def f():\n    x", random.Random(0), False) is None

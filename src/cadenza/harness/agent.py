@@ -45,7 +45,7 @@ class Limits(StrictConfig):
     """
 
     max_turns: int = Field(default=18, gt=0)
-    max_tokens_per_turn: int = Field(default=96, gt=0)
+    max_tokens_per_turn: int = Field(default=192, gt=0)
     max_context_tokens: int = Field(default=1024, gt=0)
     max_output_tokens: int = Field(default=448, gt=0)  # of one tool result
     max_errors_in_a_row: int = Field(default=3, gt=0)

@@ -2,27 +2,26 @@
 
 It looks before it edits, and only acts on what it has seen: a file is opened because the prompt, a listing, a search
 or a failing test led there, so that a model that imitates it learns steps it can take without the patch. The route
-varies with the seed. In a share of runs it first errs: it edits another line of the same function, once or more, each
-time taking the edit back when the test still fails, or gives the right line a wrong text. Each such turn carries the
-note ``mistake`` so that training can leave it out of the loss. What follows teaches to go on elsewhere: a policy that
-has only seen runs without errors edits one line over and over, and no reward can teach it what it never tries.
+varies with the seed. In a share of runs it first errs, once or more: it writes the function as it was, or with another
+mistake, and sees that the tests still fail. Each such turn carries the note ``mistake`` so that training can leave it
+out of the loss. What follows teaches to go on differently: a policy that has only seen runs without errors writes the
+same over and over, and no reward can teach it what it never tries.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.types import Task
-from cadenza.rollouts.gold_edits import LineEdit, enclosing_name, gold_edits
-from cadenza.rollouts.mistakes import near_line, wrong_line
+from cadenza.rollouts.gold_edits import DefEdit, gold_edits
+from cadenza.rollouts.mistakes import wrong_definition
 from cadenza.tasks.patch import apply_patch
 from cadenza.tokens import Call, CompactRenderer, Sampled, Sampling
 
-Slip = tuple[int, str, str]  # line, its text, the text to write instead
 SCRIPTED_VERSION = -1  # the policy version of scripted tokens; no trained policy has it
 MISTAKE = "mistake"
 
@@ -31,12 +30,12 @@ class ExpertConfig(StrictConfig):
     """Shares of runs (0..1) that take each optional step.
 
     ``list_dir_first``: looks at the folder before anything else. ``tests_first``: runs the tests before reading.
-    ``grep_although_named``: searches although the issue names the place. ``tests_between_files``: runs the tests after
-    the first of two files is mended. ``tests_last``: runs the tests before it finishes. ``mistake``: makes a wrong edit
-    first, marked as one, where the code allows it. ``mistake_elsewhere``: share of the mistakes made on another line of
-    the function than the right one. ``mistake_again``: share of those followed by one more mistake.
-    ``mistake_unchanged``: share of those that write the other line as it is. ``read_again_after_mistake``: share of all
-    mistakes followed by reading the file again.
+    ``grep_although_named``: searches although the issue names the place. ``tests_between_files``: runs the tests
+    after the first of two files is mended. ``tests_last``: runs the tests before it finishes. ``mistake``: writes the
+    definition wrongly first, marked as a mistake, where the code allows it. ``mistake_unchanged``: share of the
+    mistakes that write it as it is. ``mistake_elsewhere``: share of the others that leave the bug and put a slip on
+    another line; the rest have the right line wrong, where the code allows that. ``mistake_again``: share of all
+    mistakes followed by one more, ``read_again_after_mistake``: by reading the file again.
     """
 
     list_dir_first: float = 0.3
@@ -45,9 +44,9 @@ class ExpertConfig(StrictConfig):
     tests_between_files: float = 0.5
     tests_last: float = 0.95
     mistake: float = 0.4
-    mistake_again: float = 0.4
-    mistake_elsewhere: float = 0.75
-    mistake_unchanged: float = 0.5
+    mistake_again: float = 0.3
+    mistake_elsewhere: float = 0.5
+    mistake_unchanged: float = 0.25
     read_again_after_mistake: float = 0.1
     most_wrong_files: int = 2  # opened before the right one when nothing leads to it
 
@@ -63,7 +62,7 @@ class ScriptedExpert:
         seed: int | str,
         config: ExpertConfig | None = None,
     ) -> None:
-        """Raises PatchRefused or ValueError for a patch that edit_line cannot express."""
+        """Raises PatchRefused or ValueError for a patch that replace_def cannot express."""
         self._renderer = renderer
         self._base = base
         self._edits = gold_edits(base, apply_patch(dict(base), patch))
@@ -123,34 +122,34 @@ class ScriptedExpert:
         for index, (path, edits) in enumerate(self._edits.items()):
             if index and self._happens(config.tests_between_files):
                 yield from self._test()
-            yield from self._find(path, edits[-1])
-            shown = yield from self._read(path, edits)
+            yield from self._find(path, edits[0])
+            yield from self._read(path, edits)
             if mistake:
                 mistake = False  # in the first file only
-                if (yield from self._err(path, edits, shown)):
+                if (yield from self._err(edits[0])):
                     return  # no visible test saw the slip, so there is no reason to go on; such a run is not solved
             for edit in edits:
-                yield Call("edit_line", f"{path} {edit.line}", edit.body)
+                yield Call("replace_def", path, edit.new)
         if self._happens(config.tests_last):
             yield from self._test()
         yield Call("finish")
 
-    def _find(self, path: str, edit: LineEdit) -> Generator[Call, str, None]:
+    def _find(self, path: str, edit: DefEdit) -> Generator[Call, str, None]:
         """Steps until something seen leads to ``path``."""
         source = self._base[path].decode("utf-8")
-        name = enclosing_name(source, edit.line)
+        name = edit.name
         if self._mentions(path):
-            if name and self._mentions(name) and self._happens(self._config.grep_although_named):
+            if self._mentions(name) and self._happens(self._config.grep_although_named):
                 yield from self._look_up(name, source)
             return
         sources = [p for p in sorted(self._base) if p.endswith(".py") and not _is_test(p)]
         if self._listed and sources == [path]:
             return
-        if not (name and self._mentions(name)) and not self._tested:
+        if not self._mentions(name) and not self._tested:
             yield from self._test()
         if self._mentions(path):
             return
-        if name and self._mentions(name):
+        if self._mentions(name):
             yield from self._look_up(name, source)
             return
         if not self._listed:
@@ -159,13 +158,12 @@ class ScriptedExpert:
         for other in others[: self._rng.randint(0, self._config.most_wrong_files)]:
             yield Call("read_file", other)
 
-    def _read(self, path: str, edits: list[LineEdit]) -> Generator[Call, str, str]:
-        """Reads the file, and on where a long file was cut, until every line to edit was seen. What was shown."""
+    def _read(self, path: str, edits: list[DefEdit]) -> Generator[Call, str, None]:
+        """Reads the file, and on where a long file was cut, until every definition to write anew was seen."""
         shown = yield Call("read_file", path)
-        for edit in reversed(edits):
-            if f"\n{edit.line}|" not in f"\n{shown}":
-                shown += "\n" + (yield Call("read_file", f"{path} {max(edit.line - 2, 1)}"))
-        return shown
+        for edit in edits:
+            if edit.old not in shown:
+                shown += "\n" + (yield Call("read_file", f"{path} {edit.line}"))
 
     def _look_up(self, name: str, source: str) -> Generator[Call, str, None]:
         keyword = "class" if re.search(rf"^\s*class {name}\b", source, re.M) else "def"
@@ -181,57 +179,31 @@ class ScriptedExpert:
         self._seen += "\n" + output
         return output
 
-    def _err(self, path: str, edits: list[LineEdit], shown: str) -> Generator[Call, str, bool]:
-        """Mistakes, where the code allows them, each up to where it is seen not to help; on other lines first, since a
-        wrong text at the right place is followed by the right one. True when the tests passed all the same."""
+    def _err(self, edit: DefEdit) -> Generator[Call, str, bool]:
+        """Mistakes, where the code allows them, each up to where it is seen not to help. True when the tests passed all
+        the same."""
         config = self._config
-        seen = {int(number) for number in re.findall(r"^(\d+)\|", shown, re.M)}
-        tried = {edit.line for edit in edits}
-        unchanged = False
+        written, tried = edit.old, {edit.new}
         while True:
-            elsewhere = self._happens(config.mistake_elsewhere)
-            if elsewhere:
-                slip = self._slip_elsewhere(edits[-1], seen - tried, again=unchanged)
+            if written == edit.old and self._happens(config.mistake_unchanged):
+                text = written
             else:
-                slip = self._slip(edits[-1])
-            if slip is None:
+                elsewhere = self._happens(config.mistake_elsewhere)
+                text = wrong_definition(edit.old, edit.new, self._rng, elsewhere)
+                text = text or wrong_definition(edit.old, edit.new, self._rng, not elsewhere)
+            if text is None or text in tried:  # the same mistake twice would teach to repeat oneself
                 return False
-            at, before, after = slip
-            tried.add(at)  # the same mistake twice would teach to repeat oneself
-            unchanged = before == after
-            if (yield from self._try(path, slip, take_back=elsewhere)):
-                return True
-            if not elsewhere or not self._happens(config.mistake_again):
+            tried.add(text)
+            self._note = MISTAKE
+            yield Call("replace_def", edit.path, text)
+            if text != written:
+                written = text
+                if (yield from self._test()).startswith("ok"):
+                    return True
+            if self._happens(config.read_again_after_mistake):
+                yield Call("read_file", edit.path)
+            if not self._happens(config.mistake_again):
                 return False
-
-    def _try(self, path: str, slip: Slip, take_back: bool) -> Generator[Call, str, bool]:
-        at, before, after = slip
-        self._note = MISTAKE
-        yield Call("edit_line", f"{path} {at}", after)
-        if after != before:
-            if (yield from self._test()).startswith("ok"):
-                return True
-            if take_back:
-                yield Call("edit_line", f"{path} {at}", before)
-        if self._happens(self._config.read_again_after_mistake):
-            yield Call("read_file", path)
-        return False
-
-    def _slip(self, edit: LineEdit) -> Slip | None:
-        """A wrong text at the right place."""
-        wrong = wrong_line(edit.new[0], edit.old, self._rng) if len(edit.new) == 1 else None
-        return None if wrong is None else (edit.line, edit.old, wrong)
-
-    def _slip_elsewhere(self, edit: LineEdit, among: Collection[int], again: bool) -> Slip | None:
-        """Another line of the function, with a wrong text or its own. Its own never twice in a row (``again``): the
-        agent ends a run that gets nothing but errors."""
-        other = near_line(self._base[edit.path].decode("utf-8"), edit.line, self._rng, among)
-        if other is None:
-            return None
-        at, text = other
-        unchanged = not again and self._happens(self._config.mistake_unchanged)
-        wrong = text if unchanged else wrong_line(text, text, self._rng)
-        return None if wrong is None else (at, text, wrong)
 
     def _happens(self, share: float) -> bool:
         return self._rng.random() < share

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import random
 import re
-from collections.abc import Collection
-
-from cadenza.rollouts.gold_edits import innermost
 
 _SWAPS: tuple[tuple[str, str], ...] = (
     (" + ", " - "), (" - ", " + "), (" * ", " + "), (" // ", " / "), (" < ", " <= "), (" <= ", " < "),
@@ -31,22 +27,22 @@ def wrong_line(right: str, buggy: str, rng: random.Random) -> str | None:
     return rng.choice(candidates) if candidates else None
 
 
-def near_line(source: str, line: int, rng: random.Random, among: Collection[int]) -> tuple[int, str] | None:
-    """Number (from 1) and text of another line of the innermost function or class around ``line``, the nearer the
-    likelier: of those ``among``, after its header and docstring, and not blank. None when there is none, or the source
-    does not parse."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
-    block = innermost(tree, line)
-    if block is None:
-        return None
-    texts = source.split("\n")
-    body = block.body[1:] if ast.get_docstring(block) is not None else block.body
-    first, last = (body[0].lineno, block.end_lineno or block.lineno) if body else (1, 0)
-    found = [n for n in range(first, last + 1) if n != line and n in among and texts[n - 1].strip()]
-    if not found:
-        return None
-    at = rng.choices(found, [1 / abs(n - line) for n in found])[0]
-    return at, texts[at - 1].removesuffix("\r")
+def wrong_definition(old: str, new: str, rng: random.Random, elsewhere: bool) -> str | None:
+    """A definition that does not do what ``new`` does: with a slip in a line that ``old`` has wrong too, or
+    (``elsewhere``) ``old`` with a slip in a line that was right. None when there is no such slip.
+
+    The header and the docstring, which say what it should do, are left alone.
+    """
+    before, after = old.split("\n"), new.split("\n")
+    lines = before if elsewhere else after
+    kept = set(before) & set(after)
+    said = 2 if len(lines) > 1 and lines[1].strip().startswith(('"', "'")) else 1
+    places = [i for i, line in enumerate(lines) if i >= said and (line in kept) == elsewhere]
+    rng.shuffle(places)
+    for i in places:
+        wrong = wrong_line(lines[i], before[i] if i < len(before) else "", rng)
+        if wrong is not None:
+            text = "\n".join([*lines[:i], wrong, *lines[i + 1 :]])
+            if text not in (old, new):
+                return text
+    return None

@@ -10,23 +10,38 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from cadenza.harness.definitions import definitions, innermost
 from cadenza.tasks.bugs import SEEN_FAMILIES, UNSEEN_FAMILIES, mutations
 from cadenza.tasks.draft import Call, Draft, lit
 from cadenza.tasks.families import Mutation, Scope, compiles
-from cadenza.tasks.modules import Module, draw_module, numbered, source_of_tests
+from cadenza.tasks.modules import Module, draw_module, source_of_tests
 from cadenza.tasks.partition import owned_by
 
 _OWNS = owned_by("corpus")
 _TOKEN = re.compile(r'"[^"]*"|\w+|//=|[-+*/%<>=!]=|//|[-+*/%<>]')
 _NOISE_SHARE = 0.15
-_EXCERPT_SHARE = (
-    0.7  # a function alone is a third of its module's text and has as much to say about the repair
-)
+# A function alone is a third of its module's text and has as much to say about the repair.
+_EXCERPT_SHARE = 0.5
+_ATTEMPT_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Exercise:
+    """A document in parts, each with its role: ``given`` (what there is to read), ``wrong`` (an attempt that failed,
+    which nobody should learn to write), ``answer``."""
+
+    parts: tuple[tuple[str, str], ...]
+
+    @property
+    def text(self) -> str:
+        """The whole document."""
+        return "".join(text for _, text in self.parts)
 
 
 def clean_modules(seed: int) -> Iterator[str]:
-    """Endless clean modules: bare text, numbered as ``read_file`` shows them, or followed by their tests."""
+    """Endless clean modules: bare text, under their path, or followed by their tests."""
     rng = random.Random(f"{seed}/clean")
     while True:
         module = draw_module(rng, _OWNS)
@@ -34,7 +49,7 @@ def clean_modules(seed: int) -> Iterator[str]:
         if form < 0.4:
             yield module.source
         elif form < 0.7:
-            yield f"{module.path}\n{numbered(module.source)}\n"
+            yield f"{module.path}\n{module.source}"
         else:
             yield module.source + "\n" + _tests(module, rng)
 
@@ -57,12 +72,12 @@ def _value(draft: Draft, call: Call) -> object:
     return eval(call.expression, namespace)
 
 
-def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> Iterator[str]:
-    """Endless repairs: path, numbered listing with one corruption, a one-line message, the repaired line ``N|text``.
-    Mostly the listing is of the corrupted function alone, with its lines' numbers in the module.
+def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> Iterator[Exercise]:
+    """Endless repairs: path, a listing with one corruption, a one-line message, the function (or method) repaired.
 
-    A lost line is repaired by the line before it followed by the lost one. Besides the families, a share of the
-    corruptions is generic noise: a token replaced by another one of the same function.
+    Half of the listings are of the corrupted function alone. In a share of the documents a wrong attempt and another
+    message stand before the answer. Besides the families, a share of the corruptions is generic noise: a token replaced
+    by another one of the same function.
 
     Raises:
         ValueError: a family is unseen by design, or does not exist.
@@ -74,15 +89,14 @@ def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> It
         corrupted = _corrupted(module, families, rng)
         if corrupted is None:
             continue
-        index, buggy = corrupted
-        draft = module.drafts[index]
-        line, text = repair_of(module.source, buggy)
-        shown = numbered(buggy)
+        draft = module.drafts[corrupted.index]
+        shown = module.with_lines(corrupted.index, corrupted.lines)
         if rng.random() < _EXCERPT_SHARE:
-            start = module.start_of(index)
-            end = start + len(buggy.split("\n")) - len(module.source.split("\n")) + len(draft.lines)
-            shown = "\n".join(shown.split("\n")[start:end])
-        yield f"{module.path}\n{shown}\n\n{_message(draft, module, rng)}\n{line}|{text}\n"
+            shown = "\n".join(corrupted.lines) + "\n"
+        parts = [("given", f"{module.path}\n{shown}\n{_message(draft, module, rng)}\n")]
+        if rng.random() < _ATTEMPT_SHARE and (attempt := _attempt(corrupted, families, rng)):
+            parts += [("wrong", f"{attempt}\n"), ("given", f"{_message(draft, module, rng)}\n")]
+        yield Exercise((*parts, ("answer", f"{corrupted.repaired}\n")))
 
 
 def _refuse_unseen(families: tuple[str, ...]) -> None:
@@ -90,53 +104,77 @@ def _refuse_unseen(families: tuple[str, ...]) -> None:
         raise ValueError(f"not a family of the corpus: {', '.join(wrong)}")
 
 
-def _corrupted(module: Module, families: tuple[str, ...], rng: random.Random) -> tuple[int, str] | None:
-    """(the draft that was corrupted, the module's source with it), None when no corruption fits the draft drawn."""
+@dataclass(frozen=True, slots=True)
+class _Corrupted:
+    """Draft ``index`` of a module with the ``lines`` it has now; ``written`` and ``repaired``: the function or method
+    around the corruption as it is and as it should be; ``draft_lines``: all as they should be."""
+
+    index: int
+    lines: tuple[str, ...]
+    written: str
+    repaired: str
+    draft_lines: tuple[str, ...]
+
+
+def _corrupted(module: Module, families: tuple[str, ...], rng: random.Random) -> _Corrupted | None:
+    """One draft corrupted; None when no corruption fits the draft drawn."""
     index = rng.randrange(len(module.drafts))
-    lines = module.drafts[index].lines
-    noisy = rng.random() < _NOISE_SHARE
-    mutation = _noise(lines, rng) if noisy else draw_mutation(lines, families, rng)
-    return None if mutation is None else (index, module.with_lines(index, mutation.apply(lines)))
+    good = module.drafts[index].lines
+    mutation = _mutation(good, families, rng)
+    if mutation is None:
+        return None
+    bad = mutation.apply(good)
+    around = innermost("\n".join(good), mutation.line + 1)
+    if around is None:  # a class attribute: no function to write anew
+        return None
+    written = bad[around.first - 1 : around.last - len(good) + len(bad)]
+    return _Corrupted(index, bad, "\n".join(written), around.text("\n".join(good)), good)
 
 
-def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> Iterator[str]:
-    """Endless reading exercises over one to four numbered modules of which one has a single corruption.
+def _mutation(lines: tuple[str, ...], families: tuple[str, ...], rng: random.Random) -> Mutation | None:
+    return _noise(lines, rng) if rng.random() < _NOISE_SHARE else draw_mutation(lines, families, rng)
 
-    A failing assertion or a name stands first, the modules follow, and after an empty line the answers, each copied
-    from above: the name, the line that defines it with its path, the line that is wrong, the line repaired.
+
+def _attempt(corrupted: _Corrupted, families: tuple[str, ...], rng: random.Random) -> str | None:
+    """The same function written anew and wrong: as it was, or with some other corruption."""
+    if rng.random() < 0.3:
+        return corrupted.written
+    good = corrupted.draft_lines if rng.random() < 0.5 else corrupted.lines
+    mutation = _mutation(good, families, rng)
+    if mutation is None:
+        return None
+    name = corrupted.repaired.split("(", 1)[0] + "("
+    text = "\n".join(mutation.apply(good))
+    found = [d for d in definitions(text) if d.text(text).startswith(name)]
+    attempt = found[-1].text(text) if found else corrupted.repaired
+    return attempt if attempt != corrupted.repaired else None
+
+
+def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> Iterator[Exercise]:
+    """Endless reading exercises over one to three modules of which one has a single corruption.
+
+    A failing assertion or a name stands first, the modules follow, then the answers: the name, the path it is found at,
+    the whole function (or method) repaired.
     No tool syntax; unseen families are left out as in :func:`commit_documents`.
     """
     _refuse_unseen(families)
     rng = random.Random(f"{seed}/reading")
     while True:
-        modules = _distinct_modules(rng, rng.choice((1, 1, 2, 2, 3, 4)))
+        modules = _distinct_modules(rng, rng.choice((1, 1, 1, 2, 2, 3)))
         at = rng.randrange(len(modules))
         module = modules[at]
         corrupted = _corrupted(module, families, rng)
         if corrupted is None:
             continue
-        index, buggy = corrupted
-        draft = module.drafts[index]
-        line, text = repair_of(module.source, buggy)
-        listings = []
-        for k, m in enumerate(modules):
-            source = buggy if k == at else m.source
-            if k == at or rng.random() < 0.7:
-                listings.append(f"{m.path}\n{numbered(source)}")
-        wrong = buggy.split("\n")[line - 1]
-        head = module.start_of(index) + 1
-        answers = [
-            draft.name,
-            f"{module.path}:{head}|{buggy.split(chr(10))[head - 1]}",
-            module.path,
-            f"{line}|{wrong}",
-        ]
+        draft = module.drafts[corrupted.index]
+        buggy = module.with_lines(corrupted.index, corrupted.lines)
+        listings = [f"{m.path}\n{buggy if k == at else m.source}" for k, m in enumerate(modules)]
+        answers = [draft.name, module.path, corrupted.repaired]
         if rng.random() < 0.3:  # a second look-up, of any function shown
-            other = rng.choice(module.drafts)
-            answers.insert(1, other.name)
-        answers.append(f"{line}|{text}")
+            answers.insert(1, rng.choice(module.drafts).name)
         question = _failing(draft, rng) if rng.random() < 0.7 else f"{draft.purpose}: {draft.name}"
-        yield "\n".join([question, *listings]) + "\n\n" + "\n".join(answers) + "\n"
+        given = "\n".join([question, *listings]) + "\n"
+        yield Exercise((("given", given), ("answer", "\n".join(answers) + "\n")))
 
 
 def _distinct_modules(rng: random.Random, count: int) -> list[Module]:
@@ -187,25 +225,6 @@ def _noise(lines: tuple[str, ...], rng: random.Random) -> Mutation | None:
         if text != lines[i] and compiles(mutation.apply(lines)):
             return mutation
     return None
-
-
-def repair_of(good: str, buggy: str) -> tuple[int, str]:
-    """The single edit that repairs a file: (line number from 1, new text, possibly of two lines).
-
-    Replacing that line of ``buggy`` by the text gives ``good``. A lost line is put back after the line before it.
-
-    Raises:
-        ValueError: the files are equal, or differ in more than one changed or lost line.
-    """
-    a, b = good.split("\n"), buggy.split("\n")
-    i = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-    if i is None:
-        raise ValueError("the files do not differ in one line")
-    if len(a) == len(b) and a[i + 1 :] == b[i + 1 :]:
-        return i + 1, a[i]
-    if len(a) == len(b) + 1 and a[i + 1 :] == b[i:] and i > 0:
-        return i, a[i - 1] + "\n" + a[i]
-    raise ValueError("the files do not differ in one line")
 
 
 def _message(draft: Draft, module: Module, rng: random.Random) -> str:

@@ -10,7 +10,7 @@ from cadenza.tasks.archetypes import ARCHETYPES, compose, draw_in
 from cadenza.tasks.draft import Call, Draft, lit, spec_digest
 from cadenza.tasks.words import THEMES, Theme, plural
 
-MAX_LINES = 28  # of a file: global line numbers are copied wrongly by a tiny model in longer ones
+MAX_LINES = 28  # of a file: a few functions, so that a repository of them is read within the demo's context
 _ALL = tuple(ARCHETYPES)
 
 
@@ -108,11 +108,6 @@ def _module_name(rng: random.Random, theme: Theme, taken: set[str]) -> str:
         )
         if name not in taken:
             return name
-
-
-def numbered(source: str) -> str:
-    """A file as the agent's ``read_file`` shows it: ``N|text`` per line, from 1."""
-    return "\n".join(f"{i}|{line}" for i, line in enumerate(source.rstrip("\n").split("\n"), 1))
 
 
 def source_of_tests(module: str, cases: Sequence[tuple[str, Call, object]], prefix: str = "test") -> str:

@@ -1,7 +1,7 @@
 """Byte-level BPE: text becomes ids exactly once, here.
 
 Pre-tokens are cut so that a small model can copy. An identifier has the same ids wherever it stands (no space is ever
-glued to it), digits stand alone (a line number has the same ids in ``7|`` and in ``edit_line a.py 7``), ``|``, brackets
+glued to it), digits stand alone (a number has the same ids in ``7|`` and in ``read_file a.py 7``), ``|``, brackets
 and every newline stand alone, and a run of two or more spaces, which is what indentation is, is one pre-token.
 Spaces are not wasted for it: operators, commas and a fixed list of glue words take them along. On Python source
 this costs as many tokens as the usual "space belongs to the next word" (2.48 against 2.53 characters a token at 1024).

@@ -28,13 +28,12 @@ class OptimizerConfig(StrictConfig):
 
 class MixtureConfig(StrictConfig):
     """Shares of a step's tokens; what they leave is reading exercises. ``answer_weight``: loss weight of the
-    answers, which are a tenth of a document's text and all of its point; ``listing_weight``: of the listing before
-    them."""
+    answers, which are all of an exercise's point; ``listing_weight``: of the listing before them."""
 
     tokens_per_step: int = Field(default=3072, gt=0)
     source_share: float = Field(default=0.05, ge=0, le=1)
     clean_share: float = Field(default=0.05, ge=0, le=1)
-    commit_share: float = Field(default=0.6, ge=0, le=1)
+    commit_share: float = Field(default=0.5, ge=0, le=1)
     source_length: int = Field(default=1024, gt=0)
     answer_weight: float = Field(default=2.0, ge=0)
     listing_weight: float = Field(default=0.5, ge=0)

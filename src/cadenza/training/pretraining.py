@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-from cadenza.tasks.corpus import clean_modules, commit_documents, reading_documents
+from cadenza.tasks.corpus import Exercise, clean_modules, commit_documents, reading_documents
 from cadenza.tokens.tokenizer import Tokenizer
 from cadenza.training.config import MixtureConfig
 from cadenza.training.corpus import stream_rows
@@ -25,17 +25,17 @@ def _whole(text: str, tokenizer: Tokenizer) -> Sequence:
     return ids, np.ones(len(ids), dtype=np.float32)
 
 
-def _answered(text: str, tokenizer: Tokenizer, config: MixtureConfig, message_lines: int) -> Sequence:
-    """A listing, an empty line, ``message_lines`` lines of message, the answer. A listing has no empty line itself."""
-    listing, _, told = text.partition("\n\n")
-    lines = told.split("\n", message_lines)
-    head_text = "\n".join([listing, "", *lines[:message_lines], ""])
-    head = [tokenizer.id("<|bos|>"), *tokenizer.encode(head_text)]
-    tail = [*tokenizer.encode(lines[-1]), tokenizer.id("<|end|>")]
-    ids = np.array(head + tail, dtype=np.uint16)
-    weight = np.full(len(ids), config.listing_weight, dtype=np.float32)
-    weight[len(head) :] = config.answer_weight
-    return ids, weight
+def _answered(exercise: Exercise, tokenizer: Tokenizer, config: MixtureConfig) -> Sequence:
+    """Parts are encoded apart, as an agent's turns are."""
+    of_role = {"given": config.listing_weight, "wrong": 0.0, "answer": config.answer_weight}
+    ids, weight = [tokenizer.id("<|bos|>")], [0.0]
+    for role, text in exercise.parts:
+        part = tokenizer.encode(text)
+        ids += part
+        weight += [of_role[role]] * len(part)
+    ids.append(tokenizer.id("<|end|>"))
+    weight.append(of_role[exercise.parts[-1][0]])
+    return np.array(ids, dtype=np.uint16), np.array(weight, dtype=np.float32)
 
 
 def mixture(
@@ -51,8 +51,8 @@ def mixture(
     reading_share = 1 - config.source_share - config.clean_share - config.commit_share
     generated = (
         (clean_modules, config.clean_share, lambda text: _whole(text, tokenizer)),
-        (commit_documents, config.commit_share, lambda text: _answered(text, tokenizer, config, 1)),
-        (reading_documents, reading_share, lambda text: _answered(text, tokenizer, config, 0)),
+        (commit_documents, config.commit_share, lambda text: _answered(text, tokenizer, config)),
+        (reading_documents, reading_share, lambda text: _answered(text, tokenizer, config)),
     )
     budget = 0.0
     for documents, share, weighted in generated:
@@ -70,4 +70,4 @@ def tokenizer_texts(source_documents: list[str], seed: int, documents: int) -> l
     clean = itertools.islice(clean_modules(seed), documents)
     repairs = itertools.islice(commit_documents(seed), documents)
     reading = itertools.islice(reading_documents(seed), documents // 2)
-    return [*source_documents, *clean, *repairs, *reading]
+    return [*source_documents, *clean, *(e.text for e in repairs), *(e.text for e in reading)]

@@ -8,11 +8,11 @@ from typing import Any
 
 from cadenza.core.errors import CadenzaError
 from cadenza.harness.tools.base import Tool, ToolError, ToolResult
-from cadenza.harness.tools.edit_line import EditLine
 from cadenza.harness.tools.finish import Finish
 from cadenza.harness.tools.grep import Grep
 from cadenza.harness.tools.list_dir import ListDir
 from cadenza.harness.tools.read_file import ReadFile
+from cadenza.harness.tools.replace_def import ReplaceDef
 from cadenza.harness.tools.run_tests import RunTests
 from cadenza.sandbox.errors import PathRefused, SandboxGone
 from cadenza.tokens import Call
@@ -59,5 +59,5 @@ class ToolLibrary:
 def demo_tools(*, test_timeout_s: float = 2.0) -> ToolLibrary:
     """The six tools of the demo agent."""
     return ToolLibrary(
-        [ListDir(), ReadFile(), Grep(), EditLine(), RunTests(timeout_s=test_timeout_s), Finish()]
+        [ListDir(), ReadFile(), Grep(), ReplaceDef(), RunTests(timeout_s=test_timeout_s), Finish()]
     )

@@ -1,4 +1,4 @@
-"""read_file: a file with line numbers."""
+"""read_file: a file as it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from cadenza.tokens import Call
 
 
 class ReadFile:
-    """``read_file PATH`` -> one ``N|text`` a line. ``read_file PATH N`` begins at line N, for long files."""
+    """``read_file PATH`` -> its text. ``read_file PATH N`` begins at line N, for long files.
+
+    Without line numbers: what a model reads is what it writes back with ``replace_def``.
+    """
 
     name = "read_file"
     usage = "read_file PATH"
@@ -24,8 +27,7 @@ class ReadFile:
         lines = text_lines(data)
         if start and first > len(lines):
             raise ToolError("not_found", f"{path} has {len(lines)} lines")
-        shown = [f"{n}|{line}" for n, line in enumerate(lines[first - 1 :], first)]
-        return ToolResult("\n".join(shown) if shown else "empty")
+        return ToolResult("\n".join(lines[first - 1 :]) if lines else "empty")
 
 
 def text_lines(data: bytes) -> list[str]:
