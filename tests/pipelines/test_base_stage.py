@@ -20,7 +20,8 @@ FIRST: dict[str, Any] = {
     "mixture": {"tokens_per_step": 1024},
 }  # fmt: skip
 MORE: dict[str, Any] = {
-    **{k: v for k, v in FIRST.items() if k != "model"}, "name": "longer", "inputs": {"model": "base"}
+    **{k: v for k, v in FIRST.items() if k != "model" and not k.startswith(("vocab", "tokenizer"))},
+    "name": "longer", "inputs": {"model": "base"},
 }  # fmt: skip
 
 
@@ -42,7 +43,9 @@ def weights(directory) -> dict[str, Any]:
     return load_file(directory / "model.safetensors")
 
 
-def test_a_shape_that_the_given_model_does_not_have_is_passed_over(tmp_path):
-    plan = make_plan({"name": "r", "stage": [FIRST, {**MORE, "model": {"d_model": 64}}]})
-    with pytest.raises(ConfigError, match="cannot change its shape"):
+@pytest.mark.parametrize(("key", "value"), [("model", {"d_model": 64}), ("vocab_size", 512)])
+def test_a_shape_or_tokenizer_that_the_given_model_does_not_have_is_passed_over(tmp_path, key, value):
+    plan = make_plan({"name": "r", "stage": [FIRST, {**MORE, key: value}]})
+    with pytest.raises(ConfigError, match="cannot change its shape or tokenizer") as refused:
         run_plan(plan, tmp_path / "run")
+    assert f"longer.{key}" in refused.value.mend

@@ -297,10 +297,16 @@ class RunDatabase:
 
         Steps and policies past it are deleted, prompts trained past it wait again, prompts planned past it are free.
         """
-        ledger, steps = tables.ledger.c, tables.rl_steps.c
+        ledger, steps, policies = tables.ledger.c, tables.rl_steps.c, tables.policies.c
+        kept = sa.select(sa.func.coalesce(sa.func.max(steps.policy_version), 0)).where(steps.run == rl_run)
 
         def write(connection: sa.Connection) -> None:
             connection.execute(sa.delete(tables.rl_steps).where(steps.run == rl_run, steps.step > step))
+            connection.execute(
+                sa.delete(tables.policies).where(
+                    policies.run == rl_run, policies.version > kept.scalar_subquery()
+                )
+            )
             connection.execute(
                 sa.delete(tables.ledger).where(ledger.run == rl_run, ledger.planned_step > step)
             )

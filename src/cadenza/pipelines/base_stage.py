@@ -85,6 +85,13 @@ class PretrainBaseConfig(StrictConfig):
     optimizer: OptimizerConfig = OptimizerConfig()
 
 
+_TOKENIZER_KEYS = ("tokenizer_source_documents", "tokenizer_generated_documents")
+
+
+def _default(key: str) -> object:
+    return PretrainBaseConfig.model_fields[key].default
+
+
 class PretrainBase(Stage[PretrainBaseConfig]):
     """Artifact: a Hugging Face directory in bf16 with its tokenizer. Optional input ``model``: what it goes on from."""
 
@@ -138,10 +145,11 @@ class PretrainBase(Stage[PretrainBaseConfig]):
 
         config = self.config
         if "model" in context.artifacts:
-            if config.model != ModelConfig():
+            shaping = [k for k in ("model", "vocab_size", *_TOKENIZER_KEYS) if getattr(config, k) != _default(k)]
+            if shaping:
                 raise ConfigError(
-                    f"stage {context.name!r} goes on from a model and cannot change its shape",
-                    f"take away the keys {context.name}.model.*, or its input",
+                    f"stage {context.name!r} goes on from a model and cannot change its shape or tokenizer",
+                    f"take away the keys {', '.join(f'{context.name}.{k}' for k in shaping)}, or its input",
                 )
             return load_model(context.input("model")), Tokenizer.load(context.input("model"))
         texts = tokenizer_texts(
