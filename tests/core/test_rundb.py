@@ -66,7 +66,9 @@ def test_resume_restores_metrics_and_frees_what_the_lost_steps_had_planned(datab
     database.record_step("r/rl", 1, 1, {"reward": 0.1}, trained=["t1"], dropped=["u1"])
     database.record_step("r/rl", 2, 2, {"reward": 0.2}, trained=["t2", "u2"])
     for version in (0, 1, 2, 3):
-        database.add_policy("r/rl", Policy("demo", version, version - 1 if version else None, f"{version}" * 64))
+        database.add_policy(
+            "r/rl", Policy("demo", version, version - 1 if version else None, f"{version}" * 64)
+        )
     database.rewind("r/rl", 1)
     assert [p.version for p in database.policies("r/rl")] == [0, 1]
     assert [(s.step, s.metrics) for s in database.steps("r/rl")] == [(1, {"reward": 0.1})]

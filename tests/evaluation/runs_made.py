@@ -132,18 +132,18 @@ def _write_timeline(folder: Path) -> None:
 def _write_trajectories(folder: Path) -> None:
     prompt = "Totals in the invoice are too small when an order has more than one line. Please fix it."
     source = (
-        "4|def total(lines):\n5|    amount = 0\n6|    for line in lines[1:]:\n"
-        "7|        amount += line.price\n8|    return amount"
+        "def total(lines):\n    amount = 0\n    for line in lines[1:]:\n"
+        "        amount += line.price\n    return amount"
     )
     failing = "test_total: assert 7 == 9   total([Line(2), Line(7)]) == 9"
     before = [
         ("call", "run_tests"), ("output", failing), ("call", "read_file invoice.py"), ("output", source),
-        ("call", "replace_def invoice.py\ndef bill(amount):\n    return amount + 1"), ("output", "edited"),
+        ("call", f"replace_def invoice.py\n{source} + 1"), ("output", "ok"),
         ("final", "I fixed the total."),
     ]  # fmt: skip
     after = [
         ("call", "run_tests"), ("output", failing), ("call", "read_file invoice.py"), ("output", source),
-        ("call", "replace_def invoice.py\ndef bill(amount):\n    return amount"), ("output", "edited"),
+        ("call", f"replace_def invoice.py\n{source}".replace("[1:]", "")), ("output", "ok"),
         ("call", "run_tests"),
         ("output", "ok: 4 passed"), ("final", "`total` skipped the first line of every order; all tests pass now."),
     ]  # fmt: skip

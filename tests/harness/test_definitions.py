@@ -100,18 +100,87 @@ def test_a_file_loses_its_line_endings_or_bytes():
     )
 
 
+@pytest.mark.parametrize(
+    ("data", "text", "expected"),
+    [
+        ("@(\n    dec\n)\ndef f():\n    pass\n", "@new\ndef f():\n    pass", "@new\ndef f():\n    pass\n"),
+        ("\x0cdef f():\n    pass\n", "def f():\n    return 2", "\x0cdef f():\n    return 2\n"),
+        ("\ufeffdef f():\n    pass\n", "def f():\n    return 2", "\ufeffdef f():\n    return 2\n"),
+        (
+            "def f():\n    pass\n    # why\n# of g\n",
+            "def f():\n    x\n    # why",
+            "def f():\n    x\n    # why\n# of g\n",
+        ),
+        ("# of f\ndef f():\n    pass\n", "# of f\ndef f():\n    x\n", "# of f\ndef f():\n    x\n"),
+        ("x\r\ndef f(): pass", "def f():\n    pass", "x\r\ndef f():\r\n    pass"),
+        ("def f(): pass\n", "\r\n\r\ndef f():\r\n    pass\r\n", "def f():\n    pass\n"),
+        (
+            "class A:\n    def f(self):\n        pass\n",
+            'def f(self):\n    return """a\nb\n    c"""',
+            'class A:\n    def f(self):\n        return """a\nb\n    c"""\n',
+        ),
+        (
+            "class A:\n    @property\n    def s(self): pass\n    @s.setter\n    def s(self, v): pass\n",
+            "    @s.setter\n    def s(self, v): x",
+            "class A:\n    @property\n    def s(self): pass\n    @s.setter\n    def s(self, v): x\n",
+        ),
+    ],
+)
+def test_a_byte_beside_the_definition_changes(data, text, expected):
+    assert replace_definition(data.encode(), text).decode() == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "text", "why"),
+    [
+        ("def f():\n    pass\n", "    def f():\n        x\nelse:\n    import os", "invalid syntax"),
+        ("if a:\n    def f():\n        pass\n", "    def f():\n        x\nelse:\n    y", "invalid syntax"),
+        ("def f():\n    pass\n", "def f():\n    x = 1\r    return x", "carriage returns"),
+        ("def f():\n    pass # a\rx = 1\n", "def f():\n    x", "does not parse"),
+        ("def f():\n    pass\n", "def f():\n    return " + "(" * 300, "nested parentheses"),
+        (
+            "def f():\n    pass\n",
+            "def f():\n    return " + "-" * 9000 + "1",
+            "recursion|too deep|nested|stack",
+        ),
+        ("def f():\n    pass\n", 'def f():\n    return "\0"', "null"),
+        ("def f():\n    return 'a\udcff'\n", "def f():\n    return 'b\ufffd'", "bytes that are no text"),
+        ("x = 1\n", "", "not one def"),
+        ("", "def f(): pass", "no def f"),
+    ],
+)
+def test_a_text_that_is_no_definition_or_a_file_that_would_not_parse_is_written(data, text, why):
+    with pytest.raises(DefinitionRefused, match=why):
+        replace_definition(data.encode("utf-8", "surrogateescape"), text)
+
+
 names = st.sampled_from(["f", "g", "h"])
+lines = st.sampled_from(
+    ["pass", "@g", "def f(): pass", "else:", "x = 1", '"""', "# note", "\x0c", "\r", "return (1,", "2)"]
+)
+indents = st.sampled_from(["", "    ", "\t", "        "])
 
 
-@given(order=st.lists(names, min_size=1, max_size=3, unique=True), name=names, text=st.text(max_size=30))
-def test_any_text_replaces_one_definition_or_is_refused(order, name, text):
-    blocks = {n: f"def {n}():\n    return {n!r}\n" for n in order}
-    source = "\n".join(blocks.values()).encode()
-    body = f"def {name}():\n    {text}"
+@given(
+    order=st.permutations(["f", "g", "h"]),
+    crlf=st.booleans(),
+    name=names,
+    above=st.sampled_from(["", "@dec\n", "# c\n", "\n"]),
+    indent=indents,
+    body=st.lists(st.tuples(indents, lines).map("".join), max_size=4),
+)
+def test_any_text_replaces_one_definition_or_is_refused(order, crlf, name, above, indent, body):
+    blocks = {n: f"x = 1\ndef {n}():\n    return {n!r}\n" for n in order}
+    source = "\n".join(blocks.values())
+    text = f"{indent}{above}{indent}def {name}():\n" + "\n".join(f"{indent}{line}" for line in body)
+    before, after = source.split(blocks[name].removeprefix("x = 1\n"))
+    data, prefix, suffix = (
+        (s.replace("\n", "\r\n") if crlf else s).encode() for s in (source, before, after)
+    )
     try:
-        after = replace_definition(source, body)
+        result = replace_definition(data, text)
     except DefinitionRefused:
         return
-    definitions(after.decode())
-    for other in set(order) - {name}:
-        assert blocks[other].encode() in after
+    assert result.startswith(prefix) and result.endswith(suffix)
+    found = definitions(result.decode().replace("\r\n", "\n"))
+    assert [d.name for d in found if not d.within] == order

@@ -12,6 +12,7 @@ from cadenza.harness.tools.failure_line import failure_line
 from cadenza.sandbox.spec import ExecResult, Failure, PytestResult
 from cadenza.tokens import Call
 
+NO_BLOCK = "error: expected an indented block after function definition on line 1"
 DEF = "def f(x):\n    return 1"
 
 
@@ -29,13 +30,13 @@ def test_every_error_has_a_kind_of_the_taxonomy_and_says_what_to_write(make_sand
     sandbox = make_sandbox(files)
     for name, args, body, kind, text in (
         ("nothing", "", None, "unknown_tool", "error: no tool nothing"),
-        ("read_file", "", None, "invalid_arguments", "error: usage: read_file PATH"),
+        ("read_file", "", None, "invalid_arguments", "error: usage: read_file PATH [FIRST_LINE]"),
         ("read_file", "b.py", None, "not_found", "error: no such file"),
         ("read_file", "a.py 9", None, "not_found", "error: a.py has 2 lines"),
-        ("read_file", "a.py x", None, "invalid_arguments", "error: usage: read_file PATH"),
+        ("read_file", "a.py x", None, "invalid_arguments", "error: usage: read_file PATH [FIRST_LINE]"),
         ("read_file", "/etc/passwd", None, "refused", "error: refused"),
         ("read_file", "bin", None, "refused", "error: bin is binary"),
-        ("read_file", "a.py", "more", "invalid_arguments", "error: usage: read_file PATH"),
+        ("read_file", "a.py", "more", "invalid_arguments", "error: usage: read_file PATH [FIRST_LINE]"),
         ("list_dir", "x", None, "invalid_arguments", "error: usage: list_dir"),
         ("run_tests", "x", None, "invalid_arguments", "error: usage: run_tests"),
         ("finish", "x", None, "invalid_arguments", "error: usage: finish"),
@@ -57,7 +58,7 @@ def test_every_error_has_a_kind_of_the_taxonomy_and_says_what_to_write(make_sand
             "invalid_arguments",
             "error: '(' was never closed, line 2",
         ),
-        ("replace_def", "a.py", "    def f():\n    return 1", "invalid_arguments", None),
+        ("replace_def", "a.py", "    def f():\n    return 1", "invalid_arguments", NO_BLOCK),
         ("replace_def", "a.py", "def g():\n    return 1", "not_found", "error: no def g"),
         ("replace_def", "a.py", "class f:\n    x = 1", "not_found", "error: no class f"),
         ("replace_def", "b.py", DEF, "not_found", "error: no such file"),

@@ -41,6 +41,12 @@ def test_the_edits_turn_the_buggy_file_into_the_fixed_one(old, new, final, crlf)
     assert len(edits.get("m.py", [])) == changed
 
 
+def test_a_definition_is_written_twice_because_what_it_lies_in_is_written_too():
+    source = "class A:\n    x = 1\n\n    def f(self):\n        return 1\n"
+    (edit,) = gold_edits({"m.py": source.encode()}, {"m.py": source.replace("1", "2").encode()})["m.py"]
+    assert edit.name == "A"
+
+
 def test_methods_of_one_name_are_edited_through_their_class():
     source = "class A:\n    def f(self):\n        return 1\n\nclass B:\n    def f(self):\n        return 1\n"
     fixed = source[:-2] + "2\n"
@@ -76,6 +82,13 @@ def test_a_slip_differs_from_the_right_and_the_buggy_line():
 
 OLD = 'def f(a, b):\n    """Sum of 2."""\n    c = a * b\n    if c > 3:\n        c += 1\n    return c'
 NEW = OLD.replace("a * b", "a + b")
+
+
+def test_a_mistake_in_a_header_or_a_docstring_of_several_lines():
+    old = 'class A:\n    def f(\n        self, n=1,\n    ):\n        """Up to 3,\n        True."""\n        a = n + 1\n        return a'
+    for seed in range(30):
+        text = wrong_definition(old, old.replace("return a", "return a * 2"), random.Random(seed), True)
+        assert text is not None and text.split("\n")[:6] == old.split("\n")[:6]
 
 
 def test_a_mistake_that_repairs_or_touches_what_the_function_is_said_to_do():

@@ -126,8 +126,10 @@ def test_a_deliberate_mistake_is_marked_seen_to_fail_and_repaired(experts, tasks
                 continue
             assert trace[at + 1]["tool"] == "run_tests"
             blind = blind or trace[at + 1]["output"].startswith("ok")
-            again = [e for e in trace[at + 1 :] if e.get("tool") == "replace_def"]
-            assert blind or again
+            later = [
+                e for i, e in enumerate(trace) if i > at and i not in notes and e.get("tool") == "replace_def"
+            ]
+            assert len(later) == (0 if blind else 1)  # the task has one edit, and what follows is its repair
             kinds.add("changed")
         assert blind or rollout.verdict.score == 1.0, trace
     assert kinds == {"unchanged", "changed"}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import random
 import re
+import textwrap
 from itertools import islice
 
 import pytest
@@ -12,6 +15,7 @@ from cadenza.harness.definitions import replace_definition
 from cadenza.tasks.bugs import UNSEEN_FAMILIES
 from cadenza.tasks.corpus import clean_modules, commit_documents, reading_documents
 from cadenza.tasks.draft import spec_digest
+from cadenza.tasks.families import Scope
 from cadenza.tasks.partition import PARTITION, owner_of
 
 
@@ -57,8 +61,9 @@ def test_a_commit_document_whose_repair_does_not_repair():
         buggy = listing_of(given)
         good = replace_definition(buggy.encode(), answer).decode()
         assert good != buggy
-        changed = [n for n, line in enumerate(good.split("\n")) if line not in buggy.split("\n")]
-        assert len(changed) <= 1
+        matcher = difflib.SequenceMatcher(None, buggy.split("\n"), good.split("\n"), autojunk=False)
+        changes = [op for op in matcher.get_opcodes() if op[0] != "equal"]
+        assert len(changes) == 1 and changes[0][4] - changes[0][3] == 1  # one line mended or put back
         assert all(owner_of(spec_digest(f)) == "corpus" for f in functions(good))
         if between:
             (wrong_role, wrong), (again, _) = between
@@ -66,6 +71,19 @@ def test_a_commit_document_whose_repair_does_not_repair():
             assert replace_definition(buggy.encode(), wrong).decode() != good
             seen_attempts += 1
     assert 30 < seen_attempts < 120
+
+
+def test_an_attempt_in_the_corpus_errs_as_an_unseen_family_does():
+    """A lost or changed initial value, or swapped arguments, beside what the listing has wrong."""
+    for exercise in islice((e for e in commit_documents(4) if len(e.parts) > 2), 300):
+        wrong, answer = exercise.parts[1][1], exercise.parts[-1][1]
+        good = textwrap.dedent(answer.rstrip("\n"))
+        scope = Scope(tuple(good.split("\n")), random.Random(0))
+        written = textwrap.dedent(wrong)
+        for line in scope.initial_lines:
+            text = good.split("\n")[line]
+            lost = text not in written.split("\n")
+            assert not lost or text not in listing_of(exercise.parts[0][1]), (wrong, answer)
 
 
 def test_a_reading_exercise_whose_answers_are_not_in_its_text():
@@ -88,7 +106,7 @@ def test_unseen_families_in_the_corpus():
 
 
 def test_a_corpus_that_differs_between_two_runs():
-    for source in (clean_modules, commit_documents):
+    for source in (clean_modules, commit_documents, reading_documents):
         assert list(islice(source(7), 40)) == list(islice(source(7), 40))
         assert list(islice(source(7), 5)) != list(islice(source(8), 5))
 

@@ -50,7 +50,7 @@ class ShippedBase(Stage[ShippedBaseConfig]):
         if not (source / "model.safetensors").is_file():
             raise MissingArtifact(
                 f"no base model in {source}",
-                "run `cadenza train demo-base` and set base.directory to its last stage's folder",
+                "run `cadenza train demo-base` and set base.directory to its folder `base`",
             )
         for file in source.iterdir():
             if file.is_file():
@@ -145,7 +145,9 @@ class PretrainBase(Stage[PretrainBaseConfig]):
 
         config = self.config
         if "model" in context.artifacts:
-            shaping = [k for k in ("model", "vocab_size", *_TOKENIZER_KEYS) if getattr(config, k) != _default(k)]
+            shaping = [
+                k for k in ("model", "vocab_size", *_TOKENIZER_KEYS) if getattr(config, k) != _default(k)
+            ]
             if shaping:
                 raise ConfigError(
                     f"stage {context.name!r} goes on from a model and cannot change its shape or tokenizer",

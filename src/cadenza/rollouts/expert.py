@@ -24,6 +24,7 @@ from cadenza.tokens import Call, CompactRenderer, Sampled, Sampling
 
 SCRIPTED_VERSION = -1  # the policy version of scripted tokens; no trained policy has it
 MISTAKE = "mistake"
+_MOST_READS = 8  # of one long file
 
 
 class ExpertConfig(StrictConfig):
@@ -127,7 +128,7 @@ class ScriptedExpert:
             if mistake:
                 mistake = False  # in the first file only
                 if (yield from self._err(edits[0])):
-                    return  # no visible test saw the slip, so there is no reason to go on; such a run is not solved
+                    return  # no visible test saw the slip, so there is no reason to go on
             for edit in edits:
                 yield Call("replace_def", path, edit.new)
         if self._happens(config.tests_last):
@@ -160,10 +161,14 @@ class ScriptedExpert:
 
     def _read(self, path: str, edits: list[DefEdit]) -> Generator[Call, str, None]:
         """Reads the file, and on where a long file was cut, until every definition to write anew was seen."""
-        shown = yield Call("read_file", path)
-        for edit in edits:
-            if edit.old not in shown:
-                shown += "\n" + (yield Call("read_file", f"{path} {edit.line}"))
+        shown, line = "", 1
+        for _ in range(_MOST_READS):
+            output = yield Call("read_file", path if line == 1 else f"{path} {line}")
+            kept, cut, _ = output.rpartition("\n[cut: ")
+            shown += f"{kept}\n" if cut else output
+            if not cut or all(edit.old in shown for edit in edits):
+                return
+            line += kept.count("\n") + 1
 
     def _look_up(self, name: str, source: str) -> Generator[Call, str, None]:
         keyword = "class" if re.search(rf"^\s*class {name}\b", source, re.M) else "def"
@@ -195,8 +200,7 @@ class ScriptedExpert:
                 return False
             tried.add(text)
             self._note = MISTAKE
-            yield Call("replace_def", edit.path, text)
-            if text != written:
+            if (yield Call("replace_def", edit.path, text)) == "ok":
                 written = text
                 if (yield from self._test()).startswith("ok"):
                     return True

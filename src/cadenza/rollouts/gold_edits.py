@@ -53,6 +53,7 @@ def _file_edits(path: str, old: bytes, new: bytes) -> list[DefEdit]:
         except DefinitionRefused:  # several of the name: the class around it is written anew
             continue
         if written != data:
+            edits = [e for e in edits if not was.first <= e.line <= was.last]  # it holds them too
             edits.append(DefEdit(path, definition.name, was.first, was.text(before), text))
             data = written
     if data != new:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 
@@ -31,13 +32,13 @@ def wrong_definition(old: str, new: str, rng: random.Random, elsewhere: bool) ->
     """A definition that does not do what ``new`` does: with a slip in a line that ``old`` has wrong too, or
     (``elsewhere``) ``old`` with a slip in a line that was right. None when there is no such slip.
 
-    The header and the docstring, which say what it should do, are left alone.
+    Headers and docstrings, which say what it should do, are left alone.
     """
     before, after = old.split("\n"), new.split("\n")
     lines = before if elsewhere else after
     kept = set(before) & set(after)
-    said = 2 if len(lines) > 1 and lines[1].strip().startswith(('"', "'")) else 1
-    places = [i for i, line in enumerate(lines) if i >= said and (line in kept) == elsewhere]
+    code = _code_lines(lines)
+    places = [i for i, line in enumerate(lines) if i in code and (line in kept) == elsewhere]
     rng.shuffle(places)
     for i in places:
         wrong = wrong_line(lines[i], before[i] if i < len(before) else "", rng)
@@ -46,3 +47,18 @@ def wrong_definition(old: str, new: str, rng: random.Random, elsewhere: bool) ->
             if text not in (old, new):
                 return text
     return None
+
+
+def _code_lines(lines: list[str]) -> set[int]:
+    """Places (from 0) of lines that belong to a statement and to no header or docstring of a definition."""
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    code: set[int] = set()
+    said: set[int] = set()
+    for node in ast.walk(ast.parse("\n".join(line[indent:] for line in lines))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            said.update(range(node.lineno - 1, node.body[0].lineno - 1))
+            if ast.get_docstring(node) is not None:
+                said.update(range(node.body[0].lineno - 1, node.body[0].end_lineno or 0))
+        elif isinstance(node, ast.stmt):
+            code.update(range(node.lineno - 1, node.end_lineno or node.lineno))
+    return code - said

@@ -90,9 +90,9 @@ def commit_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> It
         if corrupted is None:
             continue
         draft = module.drafts[corrupted.index]
-        shown = module.with_lines(corrupted.index, corrupted.lines)
+        shown = module.with_lines(corrupted.index, corrupted.bad)
         if rng.random() < _EXCERPT_SHARE:
-            shown = "\n".join(corrupted.lines) + "\n"
+            shown = "\n".join(corrupted.bad) + "\n"
         parts = [("given", f"{module.path}\n{shown}\n{_message(draft, module, rng)}\n")]
         if rng.random() < _ATTEMPT_SHARE and (attempt := _attempt(corrupted, families, rng)):
             parts += [("wrong", f"{attempt}\n"), ("given", f"{_message(draft, module, rng)}\n")]
@@ -106,18 +106,19 @@ def _refuse_unseen(families: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Corrupted:
-    """Draft ``index`` of a module with the ``lines`` it has now; ``written`` and ``repaired``: the function or method
-    around the corruption as it is and as it should be; ``draft_lines``: all as they should be."""
+    """Draft ``index`` of a module, its lines ``good`` and, corrupted at ``line`` (from 0), ``bad``; ``written`` and
+    ``repaired``: the function or method around the corruption as it is and as it should be."""
 
     index: int
-    lines: tuple[str, ...]
+    line: int
+    good: tuple[str, ...]
+    bad: tuple[str, ...]
     written: str
     repaired: str
-    draft_lines: tuple[str, ...]
 
 
 def _corrupted(module: Module, families: tuple[str, ...], rng: random.Random) -> _Corrupted | None:
-    """One draft corrupted; None when no corruption fits the draft drawn."""
+    """One draft corrupted; None when no corruption fits the draft drawn, or no one definition can repair it."""
     index = rng.randrange(len(module.drafts))
     good = module.drafts[index].lines
     mutation = _mutation(good, families, rng)
@@ -125,10 +126,13 @@ def _corrupted(module: Module, families: tuple[str, ...], rng: random.Random) ->
         return None
     bad = mutation.apply(good)
     around = innermost("\n".join(good), mutation.line + 1)
-    if around is None:  # a class attribute: no function to write anew
+    if around is None:
+        return None
+    alike = [d for d in definitions(module.source) if (d.name, d.is_class) == (around.name, around.is_class)]
+    if len(alike) > 1:  # methods of two classes: which one is meant does not show in its text
         return None
     written = bad[around.first - 1 : around.last - len(good) + len(bad)]
-    return _Corrupted(index, bad, "\n".join(written), around.text("\n".join(good)), good)
+    return _Corrupted(index, mutation.line, good, bad, "\n".join(written), around.text("\n".join(good)))
 
 
 def _mutation(lines: tuple[str, ...], families: tuple[str, ...], rng: random.Random) -> Mutation | None:
@@ -136,18 +140,20 @@ def _mutation(lines: tuple[str, ...], families: tuple[str, ...], rng: random.Ran
 
 
 def _attempt(corrupted: _Corrupted, families: tuple[str, ...], rng: random.Random) -> str | None:
-    """The same function written anew and wrong: as it was, or with some other corruption."""
+    """The same function written anew and wrong: as it was, or with some other corruption; None if none was found."""
     if rng.random() < 0.3:
         return corrupted.written
-    good = corrupted.draft_lines if rng.random() < 0.5 else corrupted.lines
-    mutation = _mutation(good, families, rng)
-    if mutation is None:
+    both = len(corrupted.good) == len(corrupted.bad) and rng.random() < 0.5
+    lines = corrupted.bad if both else corrupted.good
+    mutation = _mutation(lines, families, rng)
+    # What two corruptions make of one line, or of one that gives an initial value, may be of an unseen family.
+    initial = Scope(corrupted.good, rng).initial_lines
+    if mutation is None or (both and mutation.line in {corrupted.line, *initial}):
         return None
-    name = corrupted.repaired.split("(", 1)[0] + "("
-    text = "\n".join(mutation.apply(good))
-    found = [d for d in definitions(text) if d.text(text).startswith(name)]
-    attempt = found[-1].text(text) if found else corrupted.repaired
-    return attempt if attempt != corrupted.repaired else None
+    text = "\n".join(mutation.apply(lines))
+    header = corrupted.repaired.split("\n", 1)[0]
+    attempt = next((d.text(text) for d in definitions(text) if d.text(text).split("\n")[0] == header), None)
+    return None if attempt in (corrupted.repaired, corrupted.written) else attempt
 
 
 def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> Iterator[Exercise]:
@@ -167,7 +173,7 @@ def reading_documents(seed: int, families: tuple[str, ...] = SEEN_FAMILIES) -> I
         if corrupted is None:
             continue
         draft = module.drafts[corrupted.index]
-        buggy = module.with_lines(corrupted.index, corrupted.lines)
+        buggy = module.with_lines(corrupted.index, corrupted.bad)
         listings = [f"{m.path}\n{buggy if k == at else m.source}" for k, m in enumerate(modules)]
         answers = [draft.name, module.path, corrupted.repaired]
         if rng.random() < 0.3:  # a second look-up, of any function shown

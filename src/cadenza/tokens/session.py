@@ -11,10 +11,11 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample one turn. Temperature 0 is greedy. ``max_tokens`` bounds the turn."""
+    """How to sample one turn. Temperature 0 is greedy. ``max_tokens`` bounds the turn; so do the agent's limits, to
+    which the default leaves it."""
 
     temperature: float = 1.0
-    max_tokens: int = 96
+    max_tokens: int = 1 << 16
 
     def plain(self) -> dict[str, float]:
         """As ``Segment.sampling`` keeps it."""

@@ -27,7 +27,7 @@ SPECIALS: tuple[str, ...] = (
 # Words of the agent protocol. They may be rare in a code corpus and the model writes them in every turn, so training
 # counts them as frequent: each of their pre-tokens becomes one token.
 PROTOCOL_WORDS: tuple[str, ...] = (
-    "list_dir", "read_file", "grep", "edit_line", "run_tests", "finish", "passed", "failed", "error", "assert", "got",
+    "list_dir", "read_file", "grep", "replace_def", "run_tests", "finish", "passed", "failed", "error", "assert", "got",
     "ok", "py", "test",
 )  # fmt: skip
 _PROTOCOL_REPEATS = 20_000

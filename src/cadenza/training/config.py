@@ -28,7 +28,7 @@ class OptimizerConfig(StrictConfig):
 
 class MixtureConfig(StrictConfig):
     """Shares of a step's tokens; what they leave is reading exercises. ``answer_weight``: loss weight of the
-    answers, which are all of an exercise's point; ``listing_weight``: of the listing before them."""
+    answers, which are all of an exercise's point; ``listing_weight``: of what they are given."""
 
     tokens_per_step: int = Field(default=3072, gt=0)
     source_share: float = Field(default=0.05, ge=0, le=1)

@@ -1,6 +1,6 @@
 """What the base model reads: Python source of the machine, generated clean modules, and generated repairs.
 
-The generated part comes from the content partition reserved for the corpus and leaves out the unseen bug families;
+The generated part comes from the content partition reserved for the corpus and leaves out the unseen bug families.
 They hold no tool syntax and no agent transcript. Every step's batch depends on (seed, step) alone.
 """
 
@@ -51,8 +51,8 @@ def mixture(
     reading_share = 1 - config.source_share - config.clean_share - config.commit_share
     generated = (
         (clean_modules, config.clean_share, lambda text: _whole(text, tokenizer)),
-        (commit_documents, config.commit_share, lambda text: _answered(text, tokenizer, config)),
-        (reading_documents, reading_share, lambda text: _answered(text, tokenizer, config)),
+        (commit_documents, config.commit_share, lambda exercise: _answered(exercise, tokenizer, config)),
+        (reading_documents, reading_share, lambda exercise: _answered(exercise, tokenizer, config)),
     )
     budget = 0.0
     for documents, share, weighted in generated:

@@ -1,9 +1,9 @@
 """What a tool is: a name, a usage line, and an async call that answers with text or a typed error.
 
 Error kinds (the taxonomy of every tool result):
-``unknown_tool``, ``invalid_arguments`` (the call does not fit the usage line), ``not_found`` (path or line that does
-not exist), ``refused`` (outside the working folder, binary file), ``timeout``, ``no_effect`` (the call was valid and
-changed nothing), ``unexpected_environment`` (anything the tool did not foresee). A failing test is not an error.
+``unknown_tool``, ``invalid_arguments`` (the call does not fit the usage line), ``not_found`` (path, line or definition
+that does not exist), ``refused`` (outside the working folder, binary file), ``timeout``, ``no_effect`` (the call was
+valid and changed nothing), ``unexpected_environment`` (anything the tool did not foresee). A failing test is no error.
 """
 
 from __future__ import annotations

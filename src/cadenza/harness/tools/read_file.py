@@ -15,7 +15,7 @@ class ReadFile:
     """
 
     name = "read_file"
-    usage = "read_file PATH"
+    usage = "read_file PATH [FIRST_LINE]"
 
     async def __call__(self, sandbox: Any, call: Call) -> ToolResult:
         path, *start = positional(call, 1, 2)
