@@ -85,7 +85,10 @@ NEW = OLD.replace("a * b", "a + b")
 
 
 def test_a_mistake_in_a_header_or_a_docstring_of_several_lines():
-    old = 'class A:\n    def f(\n        self, n=1,\n    ):\n        """Up to 3,\n        True."""\n        a = n + 1\n        return a'
+    old = (
+        'class A:\n    def f(\n        self, n=1,\n    ):\n        """Up to 3,\n        True."""\n'
+        "        a = n + 1\n        return a"
+    )
     for seed in range(30):
         text = wrong_definition(old, old.replace("return a", "return a * 2"), random.Random(seed), True)
         assert text is not None and text.split("\n")[:6] == old.split("\n")[:6]
