@@ -69,7 +69,7 @@ class RLStepConfig(StrictConfig):
     decay_share: float = Field(default=0.0, ge=0.0, le=1.0)
     final_lr_scale: float = Field(default=0.1, ge=0, le=1)
     clip_norm: float = Field(default=1.0, gt=0)
-    tokens_per_rollout: float = Field(default=80.0, gt=0)
+    tokens_per_rollout: float = Field(default=160.0, gt=0)
     tokens_per_microbatch: int = Field(default=4096, gt=0)
     importance_cap: float = Field(default=2.0, gt=0)
     kl_beta: float = Field(default=0.0, ge=0)
