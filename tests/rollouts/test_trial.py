@@ -112,7 +112,7 @@ def test_the_expert_solves_tasks_with_two_edits_in_two_files(experts, hard_tasks
 
 
 def test_a_deliberate_mistake_is_marked_seen_to_fail_and_repaired(experts, tasks):
-    config = ExpertConfig(mistake=1.0, mistake_again=0.5, tests_last=1.0)
+    config = ExpertConfig(mistake=1.0, mistake_other_def=0.0, mistake_again=0.5, tests_last=1.0)
     kinds = set()
     for rollout in experts(tasks, config, limits=BIG.model_copy(update={"max_turns": 24})):
         trace = rollout.trace
@@ -135,8 +135,28 @@ def test_a_deliberate_mistake_is_marked_seen_to_fail_and_repaired(experts, tasks
     assert kinds == {"unchanged", "changed"}
 
 
+def test_a_mistake_in_a_definition_that_was_right_is_taken_back_before_the_repair(experts, tasks):
+    config = ExpertConfig(mistake=1.0, mistake_other_def=1.0, mistake_unchanged=0.3, tests_last=1.0)
+    places = set()
+    for rollout in experts(tasks, config, limits=BIG.model_copy(update={"max_turns": 24}), seeds=4):
+        trace = [entry for entry in rollout.trace if "turn" in entry]
+        wrong = [i for i, e in enumerate(trace) if e.get("note") == MISTAKE and e["tool"] == "replace_def"]
+        if not wrong:  # nothing else to go astray in
+            continue
+        (at,) = wrong
+        later = [e for e in trace[at + 1 :] if e["tool"] == "replace_def"]
+        if trace[at]["error_kind"] is None:
+            assert trace[at + 1]["tool"] == "run_tests" and trace[at + 2] is later[0]
+            assert later[0]["call"].split("\n")[:2] == trace[at]["call"].split("\n")[:2] and len(later) == 2
+        else:
+            assert trace[at]["error_kind"] == "no_effect" and len(later) == 1
+        assert rollout.verdict.score == 1.0, trace
+        places.add(trace[at]["call"].split("\n")[0] == later[-1]["call"].split("\n")[0])
+    assert places == {True, False}  # in the file to repair, and in another
+
+
 def test_mistakes_that_change_nothing_end_the_experts_run(experts, tasks):
-    config = ExpertConfig(mistake=1.0, mistake_again=1.0, mistake_unchanged=1.0)
+    config = ExpertConfig(mistake=1.0, mistake_again=1.0, mistake_unchanged=1.0, mistake_other_def=0.5)
     limits = BIG.model_copy(update={"max_turns": 60})
     reasons = [r.segments[-1].finish_reason for r in experts(tasks, config, limits, seeds=1)]
     assert reasons == ["finish"] * len(tasks)

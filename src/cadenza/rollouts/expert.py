@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.types import Task
+from cadenza.harness.definitions import definitions
 from cadenza.rollouts.gold_edits import DefEdit, gold_edits
 from cadenza.rollouts.mistakes import wrong_definition
 from cadenza.tasks.patch import apply_patch
@@ -32,11 +33,12 @@ class ExpertConfig(StrictConfig):
 
     ``list_dir_first``: looks at the folder before anything else. ``tests_first``: runs the tests before reading.
     ``grep_although_named``: searches although the issue names the place. ``tests_between_files``: runs the tests
-    after the first of two files is mended. ``tests_last``: runs the tests before it finishes. ``mistake``: writes the
-    definition wrongly first, marked as a mistake, where the code allows it. ``mistake_unchanged``: share of the
-    mistakes that write it as it is. ``mistake_elsewhere``: share of the others that leave the bug and put a slip on
-    another line; the rest have the right line wrong, where the code allows that. ``mistake_again``: share of all
-    mistakes followed by one more, ``read_again_after_mistake``: by reading the file again.
+    after the first of two files is mended. ``tests_last``: runs the tests before it finishes. ``mistake``: errs
+    before the repair, where the code allows it. ``mistake_other_def``: share of those that write a definition that was
+    right, of the same file or another, and take it back; the rest write the one to repair. ``mistake_unchanged``: share
+    of the mistakes that write a definition as it is. ``mistake_elsewhere``: share of the others that leave the bug and
+    put a slip on another line; the rest have the right line wrong. ``mistake_again``: share of mistakes in the one to
+    repair followed by one more, ``read_again_after_mistake``: by reading the file again.
     """
 
     list_dir_first: float = 0.3
@@ -44,10 +46,11 @@ class ExpertConfig(StrictConfig):
     grep_although_named: float = 0.25
     tests_between_files: float = 0.5
     tests_last: float = 0.95
-    mistake: float = 0.4
+    mistake: float = 0.5
+    mistake_other_def: float = 0.4
     mistake_again: float = 0.3
     mistake_elsewhere: float = 0.5
-    mistake_unchanged: float = 0.25
+    mistake_unchanged: float = 0.4
     read_again_after_mistake: float = 0.1
     most_wrong_files: int = 2  # opened before the right one when nothing leads to it
 
@@ -123,12 +126,17 @@ class ScriptedExpert:
         for index, (path, edits) in enumerate(self._edits.items()):
             if index and self._happens(config.tests_between_files):
                 yield from self._test()
+            astray = mistake and self._happens(config.mistake_other_def)
+            others = self._other_files(path) if astray else []
+            if others:
+                yield from self._err_elsewhere(self._rng.choice(others), "", unread=True)
             yield from self._find(path, edits[0])
             yield from self._read(path, edits)
-            if mistake:
-                mistake = False  # in the first file only
-                if (yield from self._err(edits[0])):
-                    return  # no visible test saw the slip, so there is no reason to go on
+            if astray and not others:
+                yield from self._err_elsewhere(path, edits[0].name, unread=False)
+            elif mistake and not astray and (yield from self._err(edits[0])):
+                return  # no visible test saw the slip, so there is no reason to go on
+            mistake = False  # in the first file only
             for edit in edits:
                 yield Call("replace_def", path, edit.new)
         if self._happens(config.tests_last):
@@ -208,6 +216,34 @@ class ScriptedExpert:
                 yield Call("read_file", edit.path)
             if not self._happens(config.mistake_again):
                 return False
+
+    def _other_files(self, path: str) -> list[str]:
+        """Where a run may go astray: half of the time in another file, if there is one with a definition."""
+        if self._rng.random() < 0.5:
+            return []
+        sources = [p for p in sorted(self._base) if p.endswith(".py") and not _is_test(p)]
+        return [p for p in sources if p not in (path, *self._edits) and self._definitions(p)]
+
+    def _definitions(self, path: str, but: str = "") -> list[str]:
+        """Texts of the functions and methods of a file, without those called ``but``."""
+        source = self._base[path].decode("utf-8")
+        return [d.text(source) for d in definitions(source) if not d.is_class and d.name != but]
+
+    def _err_elsewhere(self, path: str, but: str, unread: bool) -> Generator[Call, str, None]:
+        """Writes a definition that was right: as it is, or wrongly, sees that it does not help, and takes it back."""
+        found = self._definitions(path, but)
+        if not found:
+            return
+        text = self._rng.choice(found)
+        unchanged = self._happens(self._config.mistake_unchanged)
+        wrong = text if unchanged else wrong_definition(text, text, self._rng, elsewhere=True) or text
+        if unread:
+            self._note = MISTAKE
+            yield Call("read_file", path)
+        self._note = MISTAKE
+        if (yield Call("replace_def", path, wrong)) == "ok":
+            yield from self._test()
+            yield Call("replace_def", path, text)
 
     def _happens(self, share: float) -> bool:
         return self._rng.random() < share
