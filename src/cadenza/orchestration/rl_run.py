@@ -182,13 +182,13 @@ class RLRun:
     # resume
 
     def _resume(self) -> None:
-        """Goes on from the last checkpoint: weights, steps, the ledger, the curriculum's rates."""
+        """Goes on from the last checkpoint: weights, steps, the ledger, the curriculum's signals."""
         if (self.checkpoints / "trainer.pt").is_file():
             self.version = self._call(self.services.trainer, "restore", str(self.checkpoints))
             self.database.rewind(self.rl_run, self.version)
             steps = self.database.steps(self.rl_run)
             if steps:
-                self.curriculum.rates = dict(steps[-1].metrics.get("strata", {}))
+                self.curriculum.signals = dict(steps[-1].metrics.get("signals", {}))
                 self.elapsed_before = float(steps[-1].metrics.get("elapsed_s", 0.0))
                 self.rollouts_trained = int(steps[-1].metrics.get("rollouts_trained", 0))
         else:
@@ -377,7 +377,7 @@ class RLRun:
             **{k: float(v) for k, v in self.counts.items()},
             **{f"{k}_busy": v for k, v in self._busy(now - started).items()},
         }
-        recorded = {**row, "strata": dict(self.curriculum.rates), "weights": digest}
+        recorded = {**row, "signals": dict(self.curriculum.signals), "weights": digest}
         dropped = [g.task.id for g in groups if all(r.reward is None for r in g.rollouts.values())]
         trained = [g.task.id for g in groups if g.task.id not in dropped]
         # Recorded before the checkpoint: a crash in between makes the step anew from older weights. The other way
