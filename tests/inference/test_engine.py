@@ -113,6 +113,65 @@ def test_members_of_a_group_prefill_their_prompt_again():
     assert len({c.ids for c in done.values()}) > 1, "different seeds, one sample"
 
 
+def told(e, names, text, seeds=None, max_tokens=3):
+    """One more turn of each session; the histories with what was sampled are what the caller keeps."""
+    for i, name in enumerate(names):
+        e.submit(request(name, text, seed=seeds[i] if seeds else 0, max_tokens=max_tokens))
+    return run(e)
+
+
+def test_a_tool_result_is_fed_again_to_every_member_that_did_the_same():
+    e = engine(slots=4)
+    names = ["a", "b", "c"]
+    first = told(e, names, list(range(1, 20)), seeds=[1, 1, 2], max_tokens=4)
+    assert first["a"].ids == first["b"].ids != first["c"].ids
+    fed = e.counters["prefill"]
+    result = list(range(28, 40))
+    second = told(e, names, result, seeds=[5, 6, 7])
+    assert e.counters["prefill"] == fed + 2 * 12  # the last sampled token and all but the last of the result
+    for name in names:
+        start = [*range(1, 20), *first[name].ids, *result]
+        places = range(len(start), len(start) + 3)
+        check(e.model, [*start, *second[name].ids], list(zip(places, second[name].logprobs, strict=True)))
+    assert second["a"].ids != second["b"].ids, "different seeds, one sample"
+
+
+@pytest.mark.parametrize("between", ["swap", "close", "nothing"])
+def test_a_tool_result_is_copied_from_a_cache_of_other_weights_or_of_nobody(between):
+    """``b`` has the history of ``a``, but was fed it under new weights, or ``a`` is gone when ``b`` is told more."""
+    old, new = policy(0), policy(1)
+    e = engine(model=copy.deepcopy(old), slots=3)
+    prompt, result = list(range(1, 20)), list(range(28, 40))
+    a = told(e, ["a"], prompt, max_tokens=4)["a"]
+    if between == "swap":
+        e.load(new.state_dict(), 1, "d1")
+    told(e, ["b"], [*prompt, *a.ids[:-1]], max_tokens=1)
+    e.sessions["b"].waiting = [a.ids[-1]]  # as if it had sampled that
+    before = e.counters["reused"]
+    told(e, ["a"], result)
+    if between == "close":
+        e.close("a")
+        told(e, ["x"], [7] * 30)  # takes its slot
+    done = told(e, ["b"], result)["b"]
+    assert e.counters["reused"] == before + (12 if between == "nothing" else 0)
+    start = [*prompt, *a.ids, *result]
+    model = new if between == "swap" else old
+    check(
+        model, [*start, *done.ids], list(zip(range(len(start), len(start) + 3), done.logprobs, strict=True))
+    )
+
+
+def test_who_copied_a_history_is_copied_from_when_the_first_is_gone():
+    e = engine(slots=3)
+    prompt = list(range(1, 30))
+    told(e, ["a", "b"], prompt)
+    e.close("a")
+    before = e.counters["reused"]
+    c = told(e, ["c"], prompt)["c"]
+    assert e.counters["reused"] == before + 28
+    check(e.model, [*prompt, *c.ids], list(zip(range(29, 32), c.logprobs, strict=True)))
+
+
 def test_a_prefix_is_copied_from_a_closed_session_or_from_old_weights():
     e = engine(slots=2)
     prompt = list(range(1, 20))

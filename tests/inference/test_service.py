@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -224,3 +225,10 @@ def test_cores_given_to_the_service_but_not_to_the_thread_that_multiplies(servic
         service.exchange("a", [request(f"s{threads}", [20, 21])], [], 0.0)
         collect(service, "a", 1)
         assert seen[-1] == threads
+
+
+def test_the_engine_takes_the_core_from_the_tools_it_waits_for(service):
+    service.exchange("a", [request("s", [20, 21])], [], 0.0)
+    collect(service, "a", 1)
+    own, engine = (os.getpriority(os.PRIO_PROCESS, t) for t in (0, service._thread.native_id))
+    assert engine == min(own + CONFIG.niceness, 19) > own

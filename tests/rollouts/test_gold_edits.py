@@ -99,6 +99,7 @@ def test_a_mistake_that_repairs_or_touches_what_the_function_is_said_to_do():
         found = {wrong_definition(OLD, NEW, random.Random(seed), elsewhere) for seed in range(60)}
         assert found and not found & {None, OLD, NEW}
         for text in found:
+            assert text is not None
             lines = text.split("\n")
             assert lines[:2] == OLD.split("\n")[:2]
             assert (lines[2] == "    c = a * b") == elsewhere

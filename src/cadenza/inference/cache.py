@@ -46,11 +46,11 @@ class KVCache:
         """A copy of a slot's convolution tails, kept with a shared prefix."""
         return Tails([tail[slot].copy() for tail in self.tail_RPD])
 
-    def copy_prefix(self, source: int, target: int, length: int, tails: Tails) -> None:
-        """Gives slot ``target`` the first ``length`` positions of slot ``source``."""
+    def copy_prefix(self, source: int, target: int, start: int, length: int, tails: Tails) -> None:
+        """Gives slot ``target``, which has the first ``start`` positions, those of slot ``source`` up to ``length``."""
         # What the last block of keys holds beyond the prefix is overwritten before it is seen.
-        blocks = -(-length // KEYS)
+        first, blocks = start // KEYS, -(-length // KEYS)
         for i, (k, v) in enumerate(zip(self.k_RKGCS, self.v_RKSC, strict=True)):
-            k[target, :, :blocks] = k[source, :, :blocks]
-            v[target, :, :length] = v[source, :, :length]
+            k[target, :, first:blocks] = k[source, :, first:blocks]
+            v[target, :, start:length] = v[source, :, start:length]
             self.tail_RPD[i][target] = tails.per_layer_PD[i]

@@ -3,7 +3,8 @@
 One ``step`` reads top to bottom: swap weights if new ones wait; give queued requests a slot; choose the tokens to
 feed, one of every decoding row and as many of waiting prompts and tool results as the budget allows; one forward
 pass over all of them; sample. A session keeps its slot, and so its cached keys and values, between the turns of one
-rollout; members of a group that start with the same tokens copy the first member's cache.
+rollout. Members of a group that have said the same so far get the same tool results: whoever is fed one first, the
+others copy from its cache, as they do with the prompt.
 """
 
 from __future__ import annotations
@@ -29,26 +30,43 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
 
 
+# A history: its tokens, and which weights made which part of its cache. Where both are equal, so are keys and values.
+_Key = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]
+
+
 @dataclass
 class _Session:
     slot: int
-    length: int = 0  # tokens whose keys and values are cached
+    tokens: list[int] = field(default_factory=list)  # those whose keys and values are cached
+    runs: tuple[tuple[int, int], ...] = ()  # (first position, version of the weights) of what is cached
     waiting: list[int] = field(default_factory=list)  # canonical tokens not fed yet
-    prompt: tuple[int, ...] | None = None  # what others may copy, until it is fed
+    turn: int = 0  # tokens cached when this turn came
+    asked: bool = False  # whether somebody was looked for who was fed this turn's tokens
+    key: _Key | None = None  # under which others may copy them once they are fed
     request: Request | None = None
     uniform: np.ndarray | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
+    @property
+    def length(self) -> int:
+        """Tokens cached."""
+        return len(self.tokens)
+
+    def under(self, version: int) -> tuple[tuple[int, int], ...]:
+        """``runs`` with what would be fed next under ``version``."""
+        return (
+            self.runs if self.runs and self.runs[-1][1] == version else (*self.runs, (self.length, version))
+        )
+
 
 @dataclass(frozen=True)
 class _Prefix:
-    """A fed prompt that later sessions may copy, while its holder lives and the weights are the same."""
+    """A history that others may copy while its holder lives."""
 
     holder: str
     slot: int
-    version: int
     tails: Tails
 
 
@@ -71,7 +89,7 @@ class Engine:
         self.free = list(range(config.slots))[::-1]
         self.sessions: dict[str, _Session] = {}
         self.queue: deque[Request] = deque()
-        self.prefixes: dict[tuple[int, ...], _Prefix] = {}
+        self.prefixes: dict[_Key, _Prefix] = {}
         # At most one, the newest: taking it and putting the next may happen in two threads at once.
         self.pending: deque[tuple[dict[str, Tensor], int, str]] = deque(maxlen=1)
         self.counters = {"prefill": 0, "reused": 0, "sampled": 0, "steps": 0, "swaps": 0}
@@ -129,8 +147,8 @@ class Engine:
             tensor.copy_(state[name])
         self.forward.refresh()
         for s in self.sessions.values():
-            if s.length:
-                s.prompt = None  # partly fed under the old weights: nobody may copy it
+            if s.key is not None:  # looked up under the old weights; partly fed under them nobody may copy it
+                s.key, s.asked = None, s.length > s.turn
         self.counters["swaps"] += 1
 
     def _admit(self) -> None:
@@ -148,6 +166,7 @@ class Engine:
             session.request = request
             session.uniform = uniforms(request.seed, request.sampling.max_tokens)
             session.waiting.extend(request.new_ids)
+            session.turn, session.asked, session.key = session.length, False, None
             session.ids, session.logprobs, session.versions = [], [], []
         self.queue = kept
 
@@ -162,18 +181,19 @@ class Engine:
         running = [s for s in self.sessions.values() if s.request is not None]
         chosen = [(s, 1) for s in running if len(s.waiting) == 1]
         left = self.config.step_tokens - len(chosen)
-        prompts: set[tuple[int, ...]] = set()
+        fed = {s.key for s in running if s.key is not None}
         for s in running:
             if len(s.waiting) == 1:
                 continue
             count = len(s.waiting)
-            if s.length == 0:
+            if not s.asked:
                 # All but the last token, which every member of a group feeds itself and samples from.
-                s.prompt = tuple(s.waiting[:-1])
-                if s.prompt in prompts or self._copy_prefix(s.prompt, s):
-                    continue  # copied, or to be copied next step from the row that is fed in this one
-            if s.prompt is not None:
-                prompts.add(s.prompt)
+                key = ((*s.tokens, *s.waiting[:-1]), s.under(self.version))
+                if key in fed or self._copy_prefix(key, s):
+                    continue  # copied, or to be copied from the row that is being fed
+                s.key, s.asked = key, True
+                fed.add(key)
+            if s.key is not None:
                 count -= 1
             count = min(count, left)
             if count > 0:
@@ -198,27 +218,29 @@ class Engine:
         logits_BV = self.forward(ids, rows, wanted)
         self.counters["prefill"] += len(ids) - len(sampling)
         for s, count in chosen:
-            s.length += count
+            s.runs = s.under(self.version)
+            s.tokens += s.waiting[:count]
             s.waiting = s.waiting[count:]
-            if s.prompt is not None and len(s.waiting) == 1:
-                assert s.request is not None
-                name = s.request.session
-                self.prefixes[s.prompt] = _Prefix(name, s.slot, self.version, self.cache.tails(s.slot))
-                s.prompt = None
+            if s.key is not None and len(s.waiting) == 1:
+                self._hold(s.key, s, self.cache.tails(s.slot))
+                s.key = None
         return self._sample(sampling, logits_BV) if sampling else []
 
-    def _copy_prefix(self, prompt: tuple[int, ...], s: _Session) -> bool:
-        """Fills a fresh session's cache from a live one that was fed the same prompt under these weights."""
-        prefix = self.prefixes.get(prompt)
+    def _copy_prefix(self, key: _Key, s: _Session) -> bool:
+        """Fills a session's cache from a live one that was fed the same history under the same weights."""
+        prefix = self.prefixes.get(key)
         if prefix is None:
             return False
-        if prefix.version != self.version:
-            del self.prefixes[prompt]
-            return False
-        self.cache.copy_prefix(prefix.slot, s.slot, len(prompt), prefix.tails)
-        s.length, s.waiting, s.prompt = len(prompt), s.waiting[-1:], None
-        self.counters["reused"] += len(prompt)
+        tokens, runs = key
+        self.cache.copy_prefix(prefix.slot, s.slot, s.length, len(tokens), prefix.tails)
+        self.counters["reused"] += len(tokens) - s.length
+        s.tokens, s.runs, s.waiting, s.asked = list(tokens), runs, s.waiting[-1:], True
+        self._hold(key, s, prefix.tails)  # who copied last lives longest
         return True
+
+    def _hold(self, key: _Key, s: _Session, tails: Tails) -> None:
+        assert s.request is not None
+        self.prefixes[key] = _Prefix(s.request.session, s.slot, tails)
 
     def _sample(self, rows: list[_Session], logits_BV: Tensor) -> list[Completion]:
         done: list[Completion] = []

@@ -11,7 +11,9 @@ from cadenza.core.config import StrictConfig
 
 
 class EngineConfig(StrictConfig):
-    """``dtype``: bfloat16, float32, or auto (bfloat16 where the CPU has instructions for it)."""
+    """``dtype``: bfloat16, float32, or auto (bfloat16 where the CPU has instructions for it). ``niceness``: how far the
+    engine's thread stands back (0..19) where others want its core. It runs whenever one row is ready, so it would take
+    that core from the tools and the trainer for steps of few rows; standing back it finds more rows in each."""
 
     slots: int = Field(default=96, gt=0)  # sessions alive at once
     max_context: int = Field(default=1024, gt=1)  # tokens per session
@@ -19,6 +21,7 @@ class EngineConfig(StrictConfig):
     step_tokens: int = Field(default=512, gt=0)
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int = Field(default=1, gt=0)
+    niceness: int = Field(default=10, ge=0, le=19)
 
 
 class Sampling(StrictConfig):

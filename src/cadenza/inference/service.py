@@ -6,6 +6,7 @@ call is in flight per client, so that a hundred rollouts cost one message every 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import defaultdict
@@ -36,6 +37,7 @@ class EngineService:
         from cadenza.model.hf import load_model
 
         self._threads = config.threads
+        self._niceness = config.niceness
         self._engine = Engine(load_model(Path(model_directory)), version, digest, config)
         self._lock = threading.Condition()
         self._owner: dict[str, str] = {}  # session -> client
@@ -114,6 +116,9 @@ class EngineService:
 
         threads = 0
         try:
+            # A thread has a niceness of its own on Linux.
+            own = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + self._niceness)
             while True:
                 self._at_work.set(False)
                 with self._lock:
