@@ -39,6 +39,8 @@ def test_a_stopped_run_leaves_in_one_line_and_goes_on(run, train, tmp_path, comm
     process = subprocess.Popen(
         [*command, *(word for text in sets for word in ("--set", text))],
         cwd=tmp_path, env=command_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A shell that started the tests in its background had SIGINT ignored, and so would the child.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         wait_until(lambda: here.exists() or process.poll() is not None, 180, "the stage to begin")
