@@ -11,7 +11,7 @@ from cadenza.evaluation.evaluate import evaluate_policy
 from cadenza.evaluation.report_inputs import trajectory_of
 from cadenza.evaluation.statistics import pass_at_k
 from cadenza.evaluation.suite import EvalLimits
-from cadenza.harness import Agent, demo_tools
+from cadenza.harness import Agent, Limits, demo_tools
 from cadenza.rollouts.expert import ExpertConfig, ScriptedExpert
 from cadenza.rollouts.trial import prompt_of
 from cadenza.sandbox import LocalBackend
@@ -40,7 +40,7 @@ def test_the_expert_solves_real_tasks_and_a_policy_that_gives_up_solves_none(tmp
     split = SplitConfig(count=2, families=DEMO_FAMILIES)
     tasks = generate_split(GeneratorConfig(splits={"demo": split}), "demo", tmp_path / "demo")
     renderer = CompactRenderer(Tokenizer.train([prompt_of(t) for t in tasks] * 3, vocab_size=300))
-    agent = Agent(renderer, demo_tools())
+    agent = Agent(renderer, demo_tools(), Limits(max_tokens_per_turn=512, max_context_tokens=4096))
     seen = []
 
     async def both():

@@ -65,6 +65,8 @@ def start(folder: Path, resume: bool) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*argv, *(["--resume"] if resume else [])], cwd=folder, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        # A shell that started the tests in its background had SIGINT ignored, and so would the child.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
