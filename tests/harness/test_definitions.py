@@ -111,6 +111,11 @@ def test_a_file_loses_its_line_endings_or_bytes():
             "def f():\n    x\n    # why",
             "def f():\n    x\n    # why\n# of g\n",
         ),
+        (
+            "def f():\n    pass\n    # 1\n    # 2\n",
+            "def f():\n    x\n    def g():\n        pass",
+            "def f():\n    x\n    def g():\n        pass\n",
+        ),
         ("# of f\ndef f():\n    pass\n", "# of f\ndef f():\n    x\n", "# of f\ndef f():\n    x\n"),
         ("x\r\ndef f(): pass", "def f():\n    pass", "x\r\ndef f():\r\n    pass"),
         ("def f(): pass\n", "\r\n\r\ndef f():\r\n    pass\r\n", "def f():\n    pass\n"),

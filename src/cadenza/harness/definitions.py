@@ -127,7 +127,7 @@ def replace_definition(data: bytes, text: str) -> bytes:
     if old[0].startswith("\f"):
         body[0] = "\f" + body[0]
     result = [*lines[: first - 1], *body, *lines[last:]]
-    _check(result, found, target, len(body) - len(old))
+    _check(result, found, target, first - 1 + len(body))
     return (mark + "\n".join(result)).encode("utf-8", "surrogateescape")
 
 
@@ -212,13 +212,13 @@ def _moved(written: list[str], new: Definition, wanted: str) -> list[str]:
     ]
 
 
-def _check(result: list[str], found: list[Definition], target: Definition, longer: int) -> None:
-    """Raises DefinitionRefused unless the result parses and holds every other definition as before."""
+def _check(result: list[str], found: list[Definition], target: Definition, last: int) -> None:
+    """Raises DefinitionRefused unless the result, in which the new text ends at line ``last``, parses and holds every
+    other definition as before."""
     try:
         after = definitions(_parseable(result))
     except (SyntaxError, ValueError) as error:
         raise DefinitionRefused("the file would not parse with it") from error
-    last = target.last + longer
 
     def outside(all_of: list[Definition], until: int) -> list[tuple[tuple[str, ...], str]]:
         return [(d.within, d.name) for d in all_of if not target.decorated <= d.first <= until]
