@@ -44,9 +44,9 @@ class Limits(StrictConfig):
     broken, refused or without effect. ``wall_s``: seconds from the first turn to the last.
     """
 
-    max_turns: int = Field(default=18, gt=0)
+    max_turns: int = Field(default=24, gt=0)
     max_tokens_per_turn: int = Field(default=192, gt=0)
-    max_context_tokens: int = Field(default=1024, gt=0)
+    max_context_tokens: int = Field(default=1536, gt=0)
     max_output_tokens: int = Field(default=448, gt=0)  # of one tool result
     max_errors_in_a_row: int = Field(default=3, gt=0)
     wall_s: float = Field(default=60.0, gt=0)

@@ -16,7 +16,7 @@ class EngineConfig(StrictConfig):
     that core from the tools and the trainer for steps of few rows; standing back it finds more rows in each."""
 
     slots: int = Field(default=96, gt=0)  # sessions alive at once
-    max_context: int = Field(default=1024, gt=1)  # tokens per session
+    max_context: int = Field(default=1536, gt=1)  # tokens per session
     # Most tokens fed in one step; longer prompts take several. Rows that decode go first, prompts get what they leave.
     step_tokens: int = Field(default=512, gt=0)
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
