@@ -63,7 +63,7 @@ class Replay:
         finish = "length" if len(ids) > sampling.max_tokens else "stop"
         ids = ids[: sampling.max_tokens]
         self.context += ids
-        return Sampled(ids, [-0.5] * len(ids), [3] * len(ids), finish)
+        return Sampled(ids, [-0.5] * len(ids), [3] * len(ids), finish, weights={3: "w3"})
 
     def close(self) -> None:
         self.closed = True

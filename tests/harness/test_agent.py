@@ -101,7 +101,7 @@ def test_a_run_reads_edits_tests_and_finishes(renderer, replay, make_sandbox):
         Call("finish"),
     )
     steps = []
-    result = start(renderer, session, sandbox, on_step=steps.append, weights_digest="w1")
+    result = start(renderer, session, sandbox, on_step=steps.append)
     assert result.finish_reason == "finish"
     assert sandbox.files["a.py"] == b"def f(x):\n    return x + 1\n"
     assert [step.get("output") for step in steps] == [
@@ -118,7 +118,7 @@ def test_a_run_reads_edits_tests_and_finishes(renderer, replay, make_sandbox):
         "<|call|>run_tests<|end|><|output|>ok: 1 passed<|end|><|call|>finish<|end|>"
     )
     assert segment.version_S.tolist() == [3] * int(segment.sampled_T.sum())
-    assert segment.digests["weights"] == "w1" and all(segment.digests.values())
+    assert segment.digests["weights"] == "3:w3" and all(segment.digests.values())
     assert result.counters["tools"]["run_tests"]["calls"] == 1
 
 

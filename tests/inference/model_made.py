@@ -31,7 +31,7 @@ def policy(seed: int = 0, **changes) -> PolicyModel:
 def engine(seed: int = 0, **changes) -> Engine:
     model = changes.pop("model", None) or policy(seed)
     settings = {"slots": 4, "max_context": 96, "dtype": "float32"} | changes
-    return Engine(model, 0, "d0", EngineConfig.model_validate(settings))
+    return Engine(model, 0, EngineConfig.model_validate(settings))
 
 
 def request(

@@ -12,6 +12,7 @@ from model_made import VOCAB, engine, policy, request, run, whole_logprobs
 
 from cadenza.inference.engine import Engine
 from cadenza.inference.forward import Rows
+from cadenza.model.digest import weights_digest
 
 pytestmark = pytest.mark.needs_train
 TOLERANCE = 2e-4
@@ -144,7 +145,7 @@ def test_a_tool_result_is_copied_from_a_cache_of_other_weights_or_of_nobody(betw
     prompt, result = list(range(1, 20)), list(range(28, 40))
     a = told(e, ["a"], prompt, max_tokens=4)["a"]
     if between == "swap":
-        e.load(new.state_dict(), 1, "d1")
+        e.load(new.state_dict(), 1)
     told(e, ["b"], [*prompt, *a.ids[:-1]], max_tokens=1)
     e.sessions["b"].waiting = [a.ids[-1]]  # as if it had sampled that
     before = e.counters["reused"]
@@ -184,7 +185,7 @@ def test_a_prefix_is_copied_from_a_closed_session_or_from_old_weights():
     check(e.model, prompt + list(c.ids), list(zip(range(19, 24), c.logprobs, strict=True)))
     assert e.counters["reused"] == 0
     e.close("b")
-    e.load(policy(9).state_dict(), 1, "d1")
+    e.load(policy(9).state_dict(), 1)
     e.submit(request("d", prompt, seed=3))
     d = run(e)["d"]
     assert e.counters["reused"] == 0
@@ -242,7 +243,7 @@ def test_a_prompt_fed_half_under_old_weights_is_copied_as_one_of_the_new():
     for name in ("a", "b"):
         e.submit(request(name, prompt, seed=3, max_tokens=4))
     assert not e.step()
-    e.load(new.state_dict(), 1, "d1")
+    e.load(new.state_dict(), 1)
     done = run(e)
     assert e.counters["reused"] == 0
     b = done["b"]  # fed wholly under the new weights
@@ -295,15 +296,16 @@ def test_a_swap_in_mid_request_waits_for_its_end_or_drops_cached_keys():
     e.submit(request("a", [1, 2, 3, 4], max_tokens=8))
     for _ in range(4):
         assert not e.step()
-    e.load(new.state_dict(), 1, "d1")
+    e.load(new.state_dict(), 1)
     done = run(e)["a"]
-    assert done.versions == (0, 0, 0, 1, 1, 1, 1, 1) and e.digest == "d1"
+    assert done.versions == (0, 0, 0, 1, 1, 1, 1, 1)
+    assert done.weights == {0: weights_digest(old.state_dict()), 1: weights_digest(new.state_dict())}
     history = [1, 2, 3, 4, *done.ids]
     check(old, history[:7], [(4 + i, done.logprobs[i]) for i in range(3)])
     # The same by hand: a cache fed by the old weights up to where the swap came, by the new ones from there.
-    other = Engine(copy.deepcopy(old), 0, "", e.config)
+    other = Engine(copy.deepcopy(old), 0, e.config)
     other.forward(history[:6], Rows.of([0], [6], [0]), [])
-    other.load(new.state_dict(), 1, "")
+    other.load(new.state_dict(), 1)
     other.step()
     for position in range(6, len(history) - 1):
         with torch.inference_mode():
@@ -317,9 +319,22 @@ def test_a_swap_in_mid_request_waits_for_its_end_or_drops_cached_keys():
     assert max(drift) > 1e-3, "the cached keys were recomputed, or the test says nothing"
 
 
+def test_an_engine_echoes_the_digest_it_was_told_and_not_that_of_what_it_serves():
+    """Weights that were changed on their way show, and so does a swap that did not reach a tensor."""
+    e = engine(model=policy(0), dtype="bfloat16")
+    e.submit(request("a", [1, 2], max_tokens=2))
+    first = run(e)["a"]
+    state = {k: v.to(torch.bfloat16) for k, v in policy(0).state_dict().items()}
+    assert first.weights == {0: weights_digest(state)}
+    state[min(state)].view(-1)[0] += 1
+    e.load(state, 1)
+    e.submit(request("a", [3], max_tokens=2))
+    assert run(e)["a"].weights == {1: weights_digest(state)} != {1: first.weights[0]}
+
+
 def test_weights_of_another_model_are_swapped_in():
     e = engine()
-    e.load({"embed_tokens.weight": torch.zeros(2, 2)}, 1, "d1")
+    e.load({"embed_tokens.weight": torch.zeros(2, 2)}, 1)
     with pytest.raises(ValueError, match="another model"):
         e.step()
 

@@ -64,7 +64,7 @@ def test_an_exchange_waits_past_its_deadline_or_ends_before_the_answer(service):
 def test_work_and_swaps_leave_no_spans_or_leave_them_twice(service, directory):
     begun = time.time()
     service.exchange("a", [request("a/0", [1, 2, 3])], [], DEADLINE_S)
-    service.load(load_model(directory).state_dict(), 1, "digest")
+    service.load(load_model(directory).state_dict(), 1)
     service.exchange("a", [request("a/1", [1, 2, 3])], [], DEADLINE_S)
     collect(service, "a", 1)
     spans = service.take_spans()
@@ -107,14 +107,14 @@ def test_a_failed_engine_leaves_a_client_waiting(service):
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    service.load({"embed_tokens.weight": torch.zeros(2, 2)}, 1, "")
+    service.load({"embed_tokens.weight": torch.zeros(2, 2)}, 1)
     with pytest.raises(ServiceDied, match="another model"):
         service.exchange("late", [], [], DEADLINE_S)
     waiting.join(DEADLINE_S)
     assert len(told) == 1 and not waiting.is_alive()
     for call in (
         service.stats,
-        lambda: service.load({}, 1, ""),
+        lambda: service.load({}, 1),
         lambda: service.exchange("late", [], [], 1.0),
     ):
         with pytest.raises(ServiceDied):
@@ -163,9 +163,10 @@ def test_a_session_closed_before_it_was_handed_over_keeps_its_slot(service):
 
 def test_weights_wait_for_a_request_to_be_swapped_in(service, renderer):
     new = policy(5, vocab_size=renderer.tokenizer.vocab_size).state_dict()
-    service.load(new, 7, "d7")
+    service.load(new, 7)
     done = service.exchange("a", [request("a/0", [1, 2, 3])], [], DEADLINE_S)
     assert set(done[0].versions) == {7} and service.stats()["version"] == 7.0
+    assert set(done[0].weights) == {7}
 
 
 def over(service: EngineService):

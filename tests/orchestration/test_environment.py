@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from cadenza.core.errors import ServiceDied
 from cadenza.core.rundb import RunDatabase
-from cadenza.core.types import Rollout, Task
+from cadenza.core.types import Rollout, Task, parse_weights
 from cadenza.harness import Limits
 from cadenza.inference.requests import EngineConfig
 from cadenza.inference.service import EngineService
@@ -104,6 +104,9 @@ def test_a_real_run_does_not_come_to_its_end(made, tmp_path):
         for rollout in rollouts:
             assert rollout.verdict.failure is None and rollout.reward is not None
             assert all(s.broken() is None and set(s.version_S) <= {0, 1, 2} for s in rollout.segments)
+            for s in rollout.segments:
+                echoed = parse_weights(s.digests["weights"])
+                assert set(s.version_S) == set(echoed) and echoed.items() <= digests.items()
         again = RLRun(
             Services(trainer, engine, environment, "float32"), tasks, config, 0, database, "run/rl", tmp_path / "c",
             on_step=lambda _step, row: rows.append(row),

@@ -38,7 +38,7 @@ def token_logp(model: PolicyModel, ids: Sequence[int], temperature: float = 1.0)
 
 def segment(
     model: PolicyModel, seed: int, *, length: int = 20, temperature: float = 1.0, version: int = 0,
-    finish: str = "finish", noise: float = 0.0,
+    finish: str = "finish", noise: float = 0.0, weights: str = "",
 ) -> Segment:  # fmt: skip
     """Random ids, about half of them sampled. ``noise``: standard deviation of the recorded log-probs' error."""
     rng = np.random.default_rng(seed)
@@ -52,7 +52,8 @@ def segment(
     )
     return Segment(
         "act", ids, sampled, np.zeros(length, np.int8), recorded,
-        np.full(sampled.sum(), version, np.int32), [], finish, {"temperature": temperature}, {},
+        np.full(sampled.sum(), version, np.int32), [], finish, {"temperature": temperature},
+        {"weights": f"{version}:{weights}"},
     )  # fmt: skip
 
 

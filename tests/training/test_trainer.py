@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import threading
 from pathlib import Path
@@ -10,11 +11,12 @@ import pytest
 import torch
 from samples_made import policy, rollout, segment
 
-from cadenza.core.errors import CorruptArtifact, MissingArtifact, ResourceExhausted
+from cadenza.core.errors import CorruptArtifact, ForeignSample, MissingArtifact, ResourceExhausted
+from cadenza.model.digest import weights_digest
 from cadenza.model.hf import save_model
 from cadenza.training import checkpoint
 from cadenza.training.config import RLStepConfig
-from cadenza.training.trainer import CHECKPOINT, TrainerService, weights_digest
+from cadenza.training.trainer import CHECKPOINT, TrainerService
 
 pytestmark = pytest.mark.needs_train
 
@@ -30,9 +32,11 @@ def trainer(directory: Path, **keys) -> TrainerService:
     return TrainerService(str(directory), RLStepConfig(**keys), threads=1, bf16=False)
 
 
-def groups(trainer: TrainerService, seed: int, version: int = 0) -> list:
-    model = trainer.model
-    return [[rollout(f"g/{i}", float(i % 2), [segment(model, seed + i, version=version)]) for i in range(4)]]
+def groups(trainer: TrainerService, seed: int, **changes) -> list:
+    """One group of samples of the trainer's version."""
+    made = {"version": trainer.version, "weights": trainer.weights("float32")[1], **changes}
+    samples = [segment(trainer.model, seed + i, **made) for i in range(4)]
+    return [[rollout(f"g/{i}", float(i % 2), [sample]) for i, sample in enumerate(samples)]]
 
 
 def bits(t: TrainerService) -> str:
@@ -42,17 +46,32 @@ def bits(t: TrainerService) -> str:
 def test_a_step_on_zero_advantages_changes_the_weights(directory):
     t = trainer(directory, weight_decay=0.1)
     before = bits(t)
-    metrics = t.step([[rollout(f"g/{i}", 1.0, [segment(t.model, i)]) for i in range(3)]])
+    same = [dataclasses.replace(r, reward=1.0) for r in groups(t, 0)[0]]
+    metrics = t.step([same])
     assert bits(t) == before and t.version == 1 and metrics["trained_tokens"] == 0.0
     t.step(groups(t, 1))
     assert bits(t) != before and t.version == 2
 
 
-def test_a_sample_of_a_version_never_made_is_trained_on(directory):
+@pytest.mark.parametrize(
+    "changes", [{"version": 1}, {"weights": "0123456789abcdef"}, {"version": -1, "weights": ""}]
+)
+def test_a_sample_of_weights_never_handed_out_is_trained_on(directory, changes):
+    """Of a version not made yet, of other weights under a version that was made, of no policy at all."""
     t = trainer(directory)
-    with pytest.raises(ValueError, match="version 1"):
-        t.step(groups(t, 1, version=1))
+    with pytest.raises(ForeignSample, match=rf"version {changes.get('version', 0)}"):
+        t.step(groups(t, 1, **changes))
     assert t.version == 0
+
+
+def test_samples_of_an_earlier_process_are_trained_on_after_a_restore(directory, tmp_path):
+    t = trainer(directory)
+    old = groups(t, 1)
+    t.step(groups(t, 2))
+    t.save(str(tmp_path))
+    t.restore(str(tmp_path))
+    with pytest.raises(ForeignSample, match="no such version"):
+        t.step(old)
 
 
 def test_a_restored_trainer_takes_another_next_step(directory, tmp_path):
@@ -63,6 +82,7 @@ def test_a_restored_trainer_takes_another_next_step(directory, tmp_path):
     other = trainer(directory)
     assert other.restore(str(tmp_path)) == 3
     batch = groups(kept, 4)
+    other.weights("float32")
     a, b = kept.step(batch), other.step(batch)
     assert bits(kept) == bits(other)
     assert {k: v for k, v in a.items() if k != "train_s"} == {k: v for k, v in b.items() if k != "train_s"}
@@ -154,7 +174,7 @@ def test_cores_given_to_the_trainer_in_one_thread_while_it_steps_in_another(dire
 
     def step_elsewhere() -> None:
         torch.get_num_threads()  # the thread takes its number on first use
-        t.step(groups(t, 0, t.version))
+        t.step(groups(t, 0))
         seen.append(torch.get_num_threads())
 
     t.set_threads(2)

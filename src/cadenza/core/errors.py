@@ -85,6 +85,12 @@ class DeadlineExceeded(CadenzaError):
     exit_code = 8
 
 
+class ForeignSample(CadenzaError):
+    """A sample that other weights made than those the trainer handed out (invariant 1)."""
+
+    exit_code = 12
+
+
 class TrainingDiverged(CadenzaError, FloatingPointError):
     """A loss or gradient that is no number any more, most often because the learning rate is too high."""
 

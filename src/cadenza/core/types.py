@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -78,7 +79,7 @@ class Segment:
     turns: list[tuple[int, int]]
     finish_reason: str  # finish | max_turns | max_tokens | context | errors | deadline
     sampling: dict[str, float]
-    digests: dict[str, str]  # harness, tools, renderer, weights
+    digests: dict[str, str]  # harness, tools, renderer; weights as ``format_weights`` writes them
     parent: int | None = None
     routes_TLK: np.ndarray | None = None
 
@@ -138,6 +139,17 @@ class Snapshot:
     mode: str  # full | filesystem
     digest: str
     bytes: int
+
+
+def format_weights(weights: Mapping[int, str]) -> str:
+    """Policy versions and the digests of their weights as one word: ``3:0f1e2d3c4b5a6978,4:...``; empty for none."""
+    return ",".join(f"{version}:{digest}" for version, digest in sorted(weights.items()))
+
+
+def parse_weights(text: str) -> dict[int, str]:
+    """What ``format_weights`` wrote. Raises ValueError for anything else."""
+    pairs = (entry.split(":") for entry in text.split(",") if entry)
+    return {int(version): digest for version, digest in pairs}
 
 
 def to_plain(value: Any) -> Any:

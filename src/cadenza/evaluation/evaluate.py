@@ -114,7 +114,7 @@ async def evaluate_policy(
     async def run(task: Task, sample: int, trial_seed: int) -> Rollout:
         return await run_trial(
             task, open_session(task, sample, trial_seed), backend, agent, sampling, trial_seed,
-            f"eval/{suite}/{task.id}/{sample}", deadlines, weights_digest=policy.digest,
+            f"eval/{suite}/{task.id}/{sample}", deadlines,
         )  # fmt: skip
 
     return await evaluate(

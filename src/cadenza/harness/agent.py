@@ -30,7 +30,7 @@ from typing import Any
 from pydantic import Field
 
 from cadenza.core.config import StrictConfig
-from cadenza.core.types import Segment
+from cadenza.core.types import Segment, format_weights
 from cadenza.harness.segment import SegmentBuilder
 from cadenza.harness.tools import ToolLibrary, ToolResult
 from cadenza.tokens import BrokenCall, Call, CompactRenderer, Final, Parsed, Sampled, Sampling, TokenSession
@@ -104,7 +104,6 @@ class Agent:
         sampling: Sampling | None = None,
         *,
         on_step: Callable[[dict[str, Any]], None] | None = None,
-        weights_digest: str = "",
     ) -> AgentResult:
         """Runs to the end and returns; the caller owns ``session`` and ``sandbox`` and frees them.
 
@@ -131,7 +130,7 @@ class Agent:
                 "harness": HARNESS_DIGEST,
                 "tools": self.tools.digest,
                 "renderer": self.renderer.digest,
-                "weights": weights_digest,
+                "weights": format_weights(run.builder.weights),
             },
         )
         return AgentResult(segments, run.trace, reason, timings, run.counters)

@@ -22,6 +22,7 @@ class SegmentBuilder:
         self._kinds: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
+        self.weights: dict[int, str] = {}  # version -> digest
         self.turns: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
@@ -48,6 +49,7 @@ class SegmentBuilder:
         if aligned:
             self._logprobs += sampled.logprobs
             self._versions += sampled.versions
+            self.weights |= sampled.weights
         return aligned
 
     def build(

@@ -110,6 +110,7 @@ class EngineSession:
         ids: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
+        weights: dict[int, str] = {}
         started = time.perf_counter()
         while True:
             left = sampling.max_tokens - len(ids)
@@ -120,13 +121,14 @@ class EngineSession:
             ids += done.ids
             logprobs += done.logprobs
             versions += done.versions
+            weights |= done.weights
             new_ids = []
             finished = done.finish != "stop" or self._client.renderer.turn_ends(ids)
             if finished or len(ids) >= sampling.max_tokens:
                 break
         self.waited_s += time.perf_counter() - started
         stopped = done.finish == "stop" and self._client.renderer.turn_ends(ids)
-        return Sampled(ids, logprobs, versions, "stop" if stopped else "length")
+        return Sampled(ids, logprobs, versions, "stop" if stopped else "length", weights=weights)
 
     def close(self) -> None:
         if self._open:

@@ -20,6 +20,7 @@ from cadenza.inference.cache import Tails
 from cadenza.inference.forward import Forward, Rows
 from cadenza.inference.requests import Completion, EngineConfig, Request
 from cadenza.inference.sampling import sample, uniforms
+from cadenza.model.digest import weights_digest
 from cadenza.model.transformer import PolicyModel
 
 
@@ -48,6 +49,7 @@ class _Session:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    weights: dict[int, str] = field(default_factory=dict)  # version -> digest, of those in ``versions``
 
     @property
     def length(self) -> int:
@@ -73,13 +75,14 @@ class _Prefix:
 class Engine:
     """Synchronous core; a service owns it and calls ``step`` from one thread."""
 
-    def __init__(self, model: PolicyModel, version: int, digest: str, config: EngineConfig) -> None:
+    def __init__(self, model: PolicyModel, version: int, config: EngineConfig) -> None:
         self.config = config
-        self.version, self.digest = version, digest
+        self.version = version
         self.model = model.eval()
         dtype = torch_dtype(config.dtype)
         for p in model.parameters():  # buffers (rotary tables) stay fp32
             p.data, p.requires_grad = p.data.to(dtype), False
+        self.digest = weights_digest(model.state_dict())  # of what is served, not of what was asked for
         self.span = min(config.max_context, model.config.max_positions)
         self.forward = Forward(model, config.slots, self.span, max(config.step_tokens, config.slots), dtype)
         self.cache = self.forward.cache
@@ -91,7 +94,7 @@ class Engine:
         self.queue: deque[Request] = deque()
         self.prefixes: dict[_Key, _Prefix] = {}
         # At most one, the newest: taking it and putting the next may happen in two threads at once.
-        self.pending: deque[tuple[dict[str, Tensor], int, str]] = deque(maxlen=1)
+        self.pending: deque[tuple[dict[str, Tensor], int]] = deque(maxlen=1)
         self.counters = {"prefill": 0, "reused": 0, "sampled": 0, "steps": 0, "swaps": 0}
 
     def submit(self, request: Request) -> None:
@@ -116,9 +119,9 @@ class Engine:
             self.free.append(session.slot)
             self.prefixes = {k: v for k, v in self.prefixes.items() if v.holder != name}
 
-    def load(self, state: dict[str, Tensor], version: int, digest: str) -> None:
+    def load(self, state: dict[str, Tensor], version: int) -> None:
         """Takes new weights; they are swapped in before the next step's first product, requests stay alive."""
-        self.pending.append((state, version, digest))
+        self.pending.append((state, version))
 
     @property
     def idle(self) -> bool:
@@ -139,12 +142,13 @@ class Engine:
         return done
 
     def _swap(self) -> None:
-        state, self.version, self.digest = self.pending.pop()
+        state, self.version = self.pending.pop()
         own = self.model.state_dict()
         if own.keys() != state.keys():
             raise ValueError("the new weights are of another model")
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        self.digest = weights_digest(own)
         self.forward.refresh()
         for s in self.sessions.values():
             if s.key is not None:  # looked up under the old weights; partly fed under them nobody may copy it
@@ -167,7 +171,7 @@ class Engine:
             session.uniform = uniforms(request.seed, request.sampling.max_tokens)
             session.waiting.extend(request.new_ids)
             session.turn, session.asked, session.key = session.length, False, None
-            session.ids, session.logprobs, session.versions = [], [], []
+            session.ids, session.logprobs, session.versions, session.weights = [], [], [], {}
         self.queue = kept
 
     def _end_full(self) -> list[Completion]:
@@ -254,6 +258,7 @@ class Engine:
             s.ids.append(token)
             s.logprobs.append(logprob)
             s.versions.append(self.version)
+            s.weights[self.version] = self.digest
             if token in s.request.sampling.stop_ids:
                 done.append(self._finish(s, "stop"))
             elif len(s.ids) >= s.request.sampling.max_tokens:
@@ -264,4 +269,4 @@ class Engine:
         assert s.request is not None
         name = s.request.session
         s.request = None
-        return Completion(name, tuple(s.ids), tuple(s.logprobs), tuple(s.versions), reason)
+        return Completion(name, tuple(s.ids), tuple(s.logprobs), tuple(s.versions), reason, weights=s.weights)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import Field
@@ -49,6 +50,7 @@ class Completion:
     done; ``reason`` says why).
 
     ``versions``: policy version that produced each token; a swap in mid-request shows as a change inside it.
+    ``weights``: digest of the weights that the engine served under each of these versions.
     """
 
     session: str
@@ -57,3 +59,4 @@ class Completion:
     versions: tuple[int, ...]
     finish: str
     reason: str = ""
+    weights: Mapping[int, str] = field(default_factory=dict)

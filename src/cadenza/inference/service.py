@@ -29,16 +29,14 @@ class EngineService:
         version: policy version of those weights.
     """
 
-    def __init__(
-        self, model_directory: str, config: EngineConfig, version: int = 0, digest: str = ""
-    ) -> None:
+    def __init__(self, model_directory: str, config: EngineConfig, version: int = 0) -> None:
         # Imported here: a process that only holds a handle on this service has no need of torch.
         from cadenza.inference.engine import Engine
         from cadenza.model.hf import load_model
 
         self._threads = config.threads
         self._niceness = config.niceness
-        self._engine = Engine(load_model(Path(model_directory)), version, digest, config)
+        self._engine = Engine(load_model(Path(model_directory)), version, config)
         self._lock = threading.Condition()
         self._owner: dict[str, str] = {}  # session -> client
         self._outbox: dict[str, list[Completion]] = defaultdict(list)
@@ -66,12 +64,12 @@ class EngineService:
             done, self._outbox[client] = self._outbox[client], []
             return done
 
-    def load(self, state: dict[str, Tensor], version: int, digest: str) -> None:
+    def load(self, state: dict[str, Tensor], version: int) -> None:
         """New weights, swapped in between two decode steps while requests stay alive. Requests handed over after
         this returns are sampled under them. Raises ServiceDied."""
         with self._lock:
             self._check()
-            self._engine.load(state, version, digest)
+            self._engine.load(state, version)
             self._lock.notify_all()
 
     def set_threads(self, threads: int) -> None:

@@ -401,7 +401,7 @@ class RLRun:
         )
         if self.loading is not None:
             self._loaded()
-        self.loading = (self.services.engine.call("load", state, self.version, digest), self.version)
+        self.loading = (self.services.engine.call("load", state, self.version), self.version)
         if wait:
             self._loaded()
         return digest

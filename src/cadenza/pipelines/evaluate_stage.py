@@ -154,7 +154,7 @@ class _Runner:
 
     async def _start(self) -> RolloutPool:
         if self.pool is None:
-            engine = spawn_engine(self.placement, self.config.services, self.model, 0, "")
+            engine = spawn_engine(self.placement, self.config.services, self.model)
             environment = spawn_environment(self.placement, self.config.services, engine, self.model)
             self.services = [environment, engine]
             self.pool = await RolloutPool(environment).__aenter__()

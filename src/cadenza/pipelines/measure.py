@@ -39,7 +39,7 @@ def measure_model(
     config = ServicesConfig(placement="in_process")
     agent = Agent(CompactRenderer(Tokenizer.load(model)), demo_tools(), config.environment.agent)
     with placement_of(config) as placement:
-        engine = spawn_engine(placement, config, model, 0, "")
+        engine = spawn_engine(placement, config, model)
         environment = spawn_environment(placement, config, engine, model)
 
         async def run() -> EvalResult:

@@ -58,7 +58,7 @@ class RL(Stage[RLConfig]):
                 path.write_bytes(to_bytes(rollout))
 
         with placement_of(config.services) as placement:
-            engine = spawn_engine(placement, config.services, model, 0, "")
+            engine = spawn_engine(placement, config.services, model)
             trainer = placement.spawn(
                 "trainer", TrainerService, str(model), run_config.step, config.trainer_threads, use_bf16(),
                 threads=config.trainer_threads,

@@ -42,15 +42,11 @@ def placement_of(config: ServicesConfig) -> Iterator[Placement]:
         yield placement
 
 
-def spawn_engine(
-    placement: Placement, config: ServicesConfig, model: Path, version: int, digest: str
-) -> Remote:
-    """An engine serving the model directory."""
+def spawn_engine(placement: Placement, config: ServicesConfig, model: Path) -> Remote:
+    """An engine serving the model directory as policy version 0."""
     from cadenza.inference.service import EngineService
 
-    return placement.spawn(
-        "engine", EngineService, str(model), config.engine, version, digest, threads=config.engine.threads
-    )
+    return placement.spawn("engine", EngineService, str(model), config.engine, threads=config.engine.threads)
 
 
 def spawn_environment(

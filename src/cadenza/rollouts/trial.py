@@ -54,7 +54,6 @@ async def run_trial(
     *,
     rewards: RewardConfig | None = None,
     sandbox_limits: Limits | None = None,
-    weights_digest: str = "",
     on_step: Callable[[dict[str, Any]], None] | None = None,
 ) -> Rollout:
     """Runs one trial to its end and closes ``session``.
@@ -78,7 +77,6 @@ async def run_trial(
             deadlines,
             timings,
             sandbox_limits,
-            weights_digest,
             on_step,
         )
         verdict = await _grade(task, backend, patch, deadlines, timings)
@@ -127,7 +125,6 @@ async def _work(
     deadlines: Deadlines,
     timings: dict[str, float],
     limits: Limits | None,
-    weights_digest: str,
     on_step: Callable[[dict[str, Any]], None] | None,
 ) -> tuple[AgentResult, str]:
     """Lease, agent, patch. The sandbox is gone when this returns, and with it every process of the agent."""
@@ -142,9 +139,7 @@ async def _work(
     sandbox = await _lease(backend, spec, deadlines.lease_s)
     timings["lease"] = time.perf_counter() - begun
     try:
-        result = await agent.run(
-            session, sandbox, prompt_of(task), sampling, on_step=on_step, weights_digest=weights_digest
-        )
+        result = await agent.run(session, sandbox, prompt_of(task), sampling, on_step=on_step)
         async with asyncio.timeout(deadlines.patch_s):
             changes = await sandbox.changes()
         return result, patch_of(repository, changes)

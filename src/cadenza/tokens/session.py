@@ -5,6 +5,7 @@ It lies in this room because both sides need it and neither imports the other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -27,6 +28,7 @@ class Sampled:
     """One sampled turn: for each id its log-probability under the distribution sampled from, and the policy version.
 
     ``finish``: ``stop`` after the end of a call or a final, ``length`` when ``max_tokens`` cut the turn.
+    ``weights``: digest of the weights that the engine served under each policy version, empty for a scripted policy.
     ``note`` goes into the trace; a scripted policy marks deliberate mistakes with it.
     """
 
@@ -34,7 +36,8 @@ class Sampled:
     logprobs: list[float]
     versions: list[int]
     finish: Literal["stop", "length"]
-    note: str | None = field(default=None)
+    note: str | None = None
+    weights: Mapping[int, str] = field(default_factory=dict)
 
 
 class SessionLost(Exception):

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.core.errors import CorruptCheckpoint, MissingArtifact
+from cadenza.core.errors import CorruptCheckpoint, ForeignSample, MissingArtifact
 from cadenza.core.memory import is_out_of_memory
-from cadenza.core.types import Rollout
+from cadenza.core.types import Rollout, Segment, parse_weights
+from cadenza.model.digest import weights_digest
 from cadenza.model.hf import load_model, save_model
 from cadenza.training.checkpoint import BEGIN_AGAIN, load_state, save_state
 from cadenza.training.config import RLStepConfig
 from cadenza.training.rl import make_batch, rl_step
 
 CHECKPOINT = "trainer.pt"
-
-
-def weights_digest(state: dict[str, Tensor]) -> str:
-    """First 16 hex digits of a BLAKE2 over names and raw bytes; what the engine echoes on every sample."""
-    h = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(state.items()):
-        h.update(name.encode())
-        h.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-    return h.hexdigest()
 
 
 class TrainerService:
@@ -47,6 +39,7 @@ class TrainerService:
             self.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
         self.version = 0
+        self.handed_out: dict[int, str] = {}  # version -> digest of the weights an engine may sample from
 
     def set_threads(self, threads: int) -> None:
         """Cores for the steps from now on."""
@@ -54,14 +47,11 @@ class TrainerService:
 
     def step(self, groups: list[list[Rollout]], progress: float = 0.0) -> dict[str, float]:
         """Trains on whole groups when ``progress`` (0..1) of the run is over; afterwards ``version`` is one higher.
-        Raises ValueError on a sample from a version this trainer has not made (invariant 1)."""
+        Raises ForeignSample on one from other weights than those ``weights`` has handed out (invariant 1)."""
         for group in groups:
             for rollout in group:
-                for s in rollout.segments:
-                    if len(s.version_S) and int(s.version_S.max()) > self.version:
-                        raise ValueError(
-                            f"a sample claims policy version {int(s.version_S.max())}, not made yet"
-                        )
+                for segment in rollout.segments:
+                    self._check_origin(rollout, segment)
         torch.set_num_threads(
             self.threads
         )  # here: OpenMP keeps the number per thread, and calls change threads
@@ -85,10 +75,11 @@ class TrainerService:
         return metrics
 
     def weights(self, dtype: str) -> tuple[dict[str, Tensor], str]:
-        """(state in the serving dtype, digest)."""
+        """(state in the serving dtype, digest). Samples of this version are from now on those of this digest."""
         target = {"bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
         state = {k: v.detach().to(target, copy=True) for k, v in self.model.state_dict().items()}
-        return state, weights_digest(state)
+        self.handed_out[self.version] = weights_digest(state)
+        return state, self.handed_out[self.version]
 
     def save(self, directory: str) -> None:
         """Weights, optimizer and version, renamed into place: a kill leaves the last whole checkpoint. Raises
@@ -118,12 +109,23 @@ class TrainerService:
             raise CorruptCheckpoint(
                 f"the checkpoint {path} is not one of this model ({type(error).__name__})", BEGIN_AGAIN
             ) from error
-        self.version = version
+        self.version, self.handed_out = version, {}
         return version
 
     def export(self, directory: str, bos_token_id: int, eos_token_id: int) -> None:
         """Writes the policy as a Hugging Face directory (fp32 weights)."""
         save_model(self.model, Path(directory), bos_token_id=bos_token_id, eos_token_id=eos_token_id)
+
+    def _check_origin(self, rollout: Rollout, segment: Segment) -> None:
+        echoed = parse_weights(segment.digests.get("weights", ""))
+        for version in np.unique(segment.version_S).tolist():
+            ours, theirs = self.handed_out.get(version), echoed.get(version)
+            if ours is None or ours != theirs:
+                raise ForeignSample(
+                    f"rollout {rollout.id} was sampled from policy version {version} with weights "
+                    f"{theirs or 'unknown'}, and the trainer handed out {ours or 'no such version'}",
+                    "look for a second run on the same engine, then run the same command again to go on",
+                )
 
     def stop(self) -> None:
         """Nothing runs between calls."""
