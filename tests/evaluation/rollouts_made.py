@@ -17,18 +17,19 @@ def task(name: str, split: str = "heldout", **metadata) -> Task:
     return Task(name, Path(name), split, 1, "generated", "2026-01-01T00:00:00", about)
 
 
-def segment(sampled: int) -> Segment:
+def segment(sampled: int, weights: str = "") -> Segment:
     total = sampled + 5
     mask = np.arange(total) >= 5
     return Segment(
         "act", np.arange(total, dtype=np.int32), mask, np.zeros(total, np.int8),
-        np.zeros(sampled, np.float32), np.zeros(sampled, np.int32), [(5, total)], "finish", {}, {},
+        np.zeros(sampled, np.float32), np.zeros(sampled, np.int32), [(5, total)], "finish", {}, {"weights": weights},
     )  # fmt: skip
 
 
 def rollout(
-    of: Task, seed: int, score: float | None, tokens: int = 7, failure: RolloutFailure | None = None
-) -> Rollout:
+    of: Task, seed: int, score: float | None, tokens: int = 7, failure: RolloutFailure | None = None,
+    weights: str = "",
+) -> Rollout:  # fmt: skip
     verdict = Verdict(score, failure)
     status = "failed" if failure else "finished"
-    return Rollout("r", "g", of.id, [segment(tokens)], [], "", verdict, {}, score, status, {}, seed)
+    return Rollout("r", "g", of.id, [segment(tokens, weights)], [], "", verdict, {}, score, status, {}, seed)

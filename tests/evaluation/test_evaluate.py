@@ -8,7 +8,8 @@ import random
 import pytest
 from rollouts_made import POLICY, rollout, task
 
-from cadenza.core.errors import ConfigError, DeadlineExceeded, RolloutFailure
+from cadenza.core.errors import ConfigError, DeadlineExceeded, ForeignSample, RolloutFailure
+from cadenza.core.types import Policy
 from cadenza.evaluation.evaluate import choose_temperature, evaluate, slot_seed
 from cadenza.evaluation.statistics import TooManyInvalid, pass_at_k
 from cadenza.evaluation.suite import EvalLimits
@@ -17,12 +18,12 @@ FIVE = EvalLimits(concurrency=5)
 TASKS = [task(f"t{i}") for i in range(6)]
 
 
-def run(trial, tasks=TASKS, samples=4, limits=FIVE, **more):
+def run(trial, tasks=TASKS, samples=4, limits=FIVE, policy=POLICY, **more):
     return asyncio.run(
         evaluate(
             trial,
             tasks,
-            policy=POLICY,
+            policy=policy,
             suite="heldout",
             harness_digest="h",
             samples=samples,
@@ -45,6 +46,23 @@ def test_every_slot_is_recorded_once_in_order_whatever_order_they_finish_in():
     assert pass_at_k(result.outcomes()).values_N.tolist() == [0, 1, 0, 1, 0, 1]
     assert result.outcomes().tokens_NS[0].tolist() == [10, 11, 12, 13]
     assert result.policy_version == 3 and result.machine["cores"] >= 1
+
+
+@pytest.mark.parametrize("echoed", [["0:d1", "0:d2"], ["0:d2", "0:d2"], ["0:d1,1:d2", "0:d1"]])
+def test_an_evaluation_of_other_weights_than_the_policys_is_recorded_as_its_own(echoed):
+    async def trial(of, sample, seed):
+        return rollout(of, seed, 1.0, weights=echoed[sample])
+
+    with pytest.raises(ForeignSample, match="d2"):
+        run(trial, samples=2)
+
+
+def test_a_result_does_not_say_which_weights_the_engine_served():
+    async def trial(of, sample, seed):
+        return rollout(of, seed, 1.0, weights="0:d5")
+
+    unknown = Policy("sft", 0, None, "")
+    assert run(trial, policy=unknown).policy_digest == "d5"
 
 
 def test_no_more_trials_at_once_than_the_limit():

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from cadenza.core.errors import ConfigError, DeadlineExceeded
-from cadenza.core.types import Policy, Rollout, Task
+from cadenza.core.errors import ConfigError, DeadlineExceeded, ForeignSample
+from cadenza.core.types import Policy, Rollout, Task, parse_weights
 from cadenza.evaluation.figures import machine
 from cadenza.evaluation.result import EvalResult, facts_of, record_of
 from cadenza.evaluation.statistics import pass_at_k, require_valid
@@ -54,7 +54,8 @@ async def evaluate(
     stays without one. `on_rollout` sees each slot's last rollout as it finishes. Any exception of a trial
     stops the evaluation.
 
-    Raises DeadlineExceeded after `limits.deadline_s`, TooManyInvalid below `limits.valid_floor`.
+    Raises DeadlineExceeded after `limits.deadline_s`, TooManyInvalid below `limits.valid_floor`, ForeignSample when the
+    engine says that it served other weights than the policy's, or several.
     """
     started, clock = datetime.now(UTC), time.monotonic()
     slots = [(task, sample) for task in tasks for sample in range(samples)]
@@ -87,7 +88,7 @@ async def evaluate(
         for (task, sample), rollout in zip(slots, rollouts, strict=True)
     ]
     result = EvalResult(
-        policy=policy.name, policy_digest=policy.digest, policy_version=policy.version,
+        policy=policy.name, policy_digest=_served(policy, rollouts), policy_version=policy.version,
         suite=suite, suite_digest=tasks_digest(tasks), harness_digest=harness_digest,
         temperature=temperature, seed=seed, samples=samples,
         tasks={task.id: facts_of(task) for task in tasks},
@@ -96,6 +97,19 @@ async def evaluate(
     )  # fmt: skip
     require_valid(result.outcomes(), limits.valid_floor, f"{policy.name!r} on {suite!r}")
     return result
+
+
+def _served(policy: Policy, rollouts: Sequence[Rollout]) -> str:
+    """The digest of the weights that made the rollouts, as the engine echoed it; empty for a scripted policy."""
+    segments = [s for rollout in rollouts for s in rollout.segments]
+    served = {d for s in segments for d in parse_weights(s.digests.get("weights", "")).values()}
+    known = served | {policy.digest} - {""}
+    if len(known) > 1:
+        raise ForeignSample(
+            f"{policy.name!r} was evaluated on weights {' and '.join(sorted(known))}",
+            "give the evaluation an engine of its own and run it again",
+        )
+    return next(iter(known), "")
 
 
 async def evaluate_policy(
