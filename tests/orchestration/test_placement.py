@@ -81,6 +81,19 @@ def test_in_process_placement_imports_ray(command_environment):
 
 
 @pytest.mark.slow
+def test_ray_answers_sigterm_in_the_place_of_the_run():
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
+    try:
+        with RayPlacement() as placement:
+            os.kill(os.getpid(), signal.SIGTERM)
+            placement.put(1)
+        assert told == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.slow
 def test_ray_actors_break_a_promise_or_a_killed_one_hangs_its_caller(monkeypatch):
     folder = os.path.dirname(__file__)
     paths = [folder, os.path.join(folder, "..", "..", "src"), os.environ.get("PYTHONPATH", "")]

@@ -56,6 +56,22 @@ def test_restart_from_makes_the_stage_and_its_readers_again_and_nothing_else(run
         run(restart_from="number")
 
 
+@pytest.mark.parametrize("flags", [{"restart_from": "numbers"}, {"fresh": True}])
+def test_who_gives_the_same_command_again_loses_what_a_restart_has_made(run, flags, monkeypatch):
+    run()
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("example_stages.Sum.run", stop)
+    with pytest.raises(
+        Interrupted, match=r"run the same command without --(restart-from|fresh) again to go on"
+    ):
+        run(**flags)
+    monkeypatch.undo()
+    assert "numbers" in skipped(run())
+
+
 def test_an_operational_key_may_change_at_any_time(run):
     run()
     assert skipped(run(numbers={"threads": 4})) == ["numbers", "sum", "counter", "again"]

@@ -250,3 +250,20 @@ def test_cancelling_a_trial_frees_session_and_sandbox(renderer, backend, runner,
 
     runner.run(main())
     assert session.closed and not backend._sandboxes
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "os.chdir('/work')\n    for _ in range(3000):\n        os.mkdir('d'); os.chdir('d')",
+        "[open(f'/work/s{i}', 'w').truncate(1 << 20) for i in range(300)]",
+        "os.mkfifo('/work/fifo'); os.chmod('/work', 0)",
+    ],
+    ids=["deep", "sparse", "unreadable"],
+)
+def test_a_tree_that_the_models_code_spoils_ends_the_service_or_is_run_again(tasks, trial, body):
+    write = Call("write", "test_spoil.py", f"import os\ndef test_a():\n    {body}\n")
+    rollout = trial(tasks[0], write, Call("run_tests"), Call("finish"))
+    failure = rollout.verdict.failure
+    assert failure is not None and failure.kind == "patch_refused"
+    assert failure.counts and not failure.retry and rollout.reward == 0.0

@@ -100,6 +100,50 @@ def test_a_module_that_ends_the_run_early(tasks, source):
     assert verdict.score == 0.0
 
 
+FORGED = """
+import os
+for fd in range(3, 99):
+    try:
+        if "report" in os.readlink(f"/proc/self/fd/{fd}"):
+            os.write(fd, LINE + b"\\n")
+    except OSError:
+        pass
+os._exit(0)
+"""
+
+
+@pytest.mark.needs_namespaces
+@pytest.mark.parametrize(
+    "line",
+    [
+        "b'3'",
+        "b'[1]'",
+        'b\'{"test": {}, "outcome": []}\'',
+        'b\'{"test": "a", "outcome": "failed", "failure": {"zzz": 1}}\'',
+        "b'{\"exit\": 4}'",
+        'b\'{"exit": "0"}\'',
+        "b'[' * 200_000",
+    ],
+)
+def test_a_module_that_writes_into_the_report_gets_its_bad_grade_thrown_away(tasks, line):
+    """It would be run again as if the grader had broken, or end the whole service."""
+    task = tasks[0]
+    source = FORGED.replace("LINE", line).encode()
+    (verdict,) = graded(task, make_patch(base_of(task), {task.metadata["buggy_files"][0]: source}))
+    assert verdict.score == 0.0
+
+
+@pytest.mark.needs_namespaces
+def test_a_patch_that_is_in_the_way_of_the_tests_is_run_again_as_if_the_grader_had_broken(tasks):
+    task = tasks[0]
+    (hidden,) = {t.split("::")[0] for t in task.metadata["expected_tests"] if "hidden" in t}
+    inside = {task.metadata["buggy_files"][0] + "/x": b"x\n"}
+    for changes in ({hidden + "/x.txt": b"1\n"}, inside):
+        (verdict,) = graded(task, make_patch({}, changes))
+        assert verdict.failure is not None and verdict.failure.kind == "patch_refused"
+        assert verdict.failure.counts and not verdict.failure.retry
+
+
 @pytest.mark.needs_namespaces
 def test_a_module_that_never_ends_is_a_failure_of_the_model(tasks):
     task = tasks[0]
@@ -184,7 +228,7 @@ def test_scores_of_finished_runs():
     assert verdict_of(["t::a"], result({}, exit_code=5)).score == 0.0  # executed 0 of 0
     assert verdict_of([], result({})).failure is not None
     assert verdict_of(["t::a"], result({}, exit_code=3)).score == 0.0
-    assert verdict_of(["t::a"], result({}, exit_code=4)).failure is not None
+    assert verdict_of(["t::a"], result({}, exit_code=4)).score == 0.0  # the code under test can forge it
 
 
 def test_test_files_are_told_by_path_components():

@@ -32,7 +32,10 @@ class CadenzaError(Exception):
 
     def for_stage(self, name: str) -> CadenzaError:
         """The same error with the stage's name in its mend."""
-        mend = re.sub(r"\bSTAGE\b", name, self.mend)
+        return self.with_mend(re.sub(r"\bSTAGE\b", name, self.mend))
+
+    def with_mend(self, mend: str) -> CadenzaError:
+        """The same error with another mend."""
         return self if mend == self.mend else type(self)(self.cause, mend)
 
     def __reduce__(self):  # Ray ships exceptions between processes by pickling.

@@ -11,6 +11,8 @@ import contextlib
 import itertools
 import logging
 import os
+import signal
+import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
@@ -190,6 +192,7 @@ class RayPlacement(Placement):
         self._ray = ray
         self._actors: list[_Actor] = []
         self._names = itertools.count()
+        term = signal.getsignal(signal.SIGTERM)
         local = {} if address else {"object_store_memory": memory_bytes, "include_dashboard": False}
         ray.init(
             address=address,
@@ -199,6 +202,9 @@ class RayPlacement(Placement):
             configure_logging=False,
             **local,  # type: ignore[arg-type]
         )
+        if threading.current_thread() is threading.main_thread():
+            # Ray puts handlers of its own there, in Python and below, that end the process with no word or with a dump.
+            signal.signal(signal.SIGTERM, term if term is not None else signal.SIG_DFL)
         self._owns_ray = address is None
 
     def spawn(self, name: str, service: type, *args: Any, threads: int = 1, concurrency: int = 4) -> Remote:

@@ -115,7 +115,18 @@ def run_plan(
         run = _Run(plan, folder, run_id, database, telemetry, progress or Progress())
         if restart_from is not None:
             run.forget(plan.dependents(restart_from))
-        return run.run()
+        try:
+            return run.run()
+        except CadenzaError as error:
+            if (
+                fresh or restart_from is not None
+            ):  # given again they would throw away what this attempt has made
+                flag = "--fresh" if fresh else "--restart-from"
+                raise error.with_mend(error.mend.replace(_SAME, f"{_SAME} without {flag}")) from error
+            raise
+
+
+_SAME = "the same command"
 
 
 class _Run:

@@ -18,7 +18,7 @@ from cadenza.core.types import Rollout, Task, Verdict
 from cadenza.harness import Agent, AgentResult
 from cadenza.harness.tools.list_dir import is_litter
 from cadenza.rewards import RewardConfig, reward
-from cadenza.sandbox.errors import SandboxGone
+from cadenza.sandbox.errors import PathRefused, SandboxGone
 from cadenza.sandbox.spec import Limits, SandboxSpec
 from cadenza.tasks.grade import grade
 from cadenza.tasks.patch import PatchRefused, make_patch
@@ -140,9 +140,7 @@ async def _work(
     timings["lease"] = time.perf_counter() - begun
     try:
         result = await agent.run(session, sandbox, prompt_of(task), sampling, on_step=on_step)
-        async with asyncio.timeout(deadlines.patch_s):
-            changes = await sandbox.changes()
-        return result, patch_of(repository, changes)
+        return result, await _patch(sandbox, repository, deadlines.patch_s)
     except (SandboxGone, DeadlineExceeded) as error:
         raise _Failed("sandbox_gone", str(error), retry=True, counts=False) from error
     except SessionLost as error:
@@ -155,6 +153,19 @@ async def _work(
         ) from error
     finally:
         await sandbox.destroy()
+
+
+async def _patch(sandbox: Any, repository: Path, deadline_s: float) -> str:
+    """What was changed, as a patch. Raises PatchRefused for a tree that code of the model left unreadable, too deep or
+    too large: were it the sandbox's fault, a policy could get rid of a run that went badly."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            changes = await sandbox.changes()
+        return patch_of(repository, changes)
+    except TimeoutError:
+        raise
+    except (PathRefused, OSError) as error:
+        raise PatchRefused(f"the changes cannot be read: {error}") from error
 
 
 async def _lease(backend: Any, spec: SandboxSpec, deadline_s: float) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 from cadenza.core.errors import DeadlineExceeded, RolloutFailure
 from cadenza.core.types import Task, Verdict
 from cadenza.sandbox import PytestResult, Sandbox, SandboxGone, SandboxSpec
+from cadenza.sandbox.errors import PathRefused
 from cadenza.tasks.directory import read_tree
 from cadenza.tasks.patch import PatchRefused, apply_patch
 
@@ -104,6 +105,9 @@ async def grade(backend: Any, task: Task, patch: str, deadline_s: float) -> Verd
     except (TimeoutError, DeadlineExceeded) as e:
         detail = str(e) or f"grading took longer than {deadline_s:g} s"
         return Verdict(None, RolloutFailure("grader_timeout", detail, retry=True, counts=False))
+    except (PathRefused, IsADirectoryError, NotADirectoryError, FileExistsError) as e:
+        # The patch makes a file where another, or a test, needs a folder, or the other way round.
+        return Verdict(None, RolloutFailure("patch_refused", str(e), retry=False, counts=True))
     except OSError as e:
         return Verdict(
             None, RolloutFailure("grader_crashed", f"{type(e).__name__}: {e}", retry=True, counts=False)
@@ -134,7 +138,7 @@ def verdict_of(expected: list[str], result: PytestResult) -> Verdict:
 
     Code that ends the process, or breaks pytest from inside (``SystemExit`` at import gives its internal error), has
     its tests missing and scores 0: the tests are trusted and validated, so the patch did it. A run that was cut off
-    by time, or a wrong call of pytest, is a failure and not a score.
+    by time is a failure and not a score.
     """
     if not expected:
         return Verdict(
@@ -144,9 +148,6 @@ def verdict_of(expected: list[str], result: PytestResult) -> Verdict:
     if result.timed_out:
         detail = f"the tests ran longer than {TEST_TIMEOUT_S:g} s"
         return Verdict(None, RolloutFailure("grader_timeout", detail, retry=False, counts=True), tests)
-    if result.exit_code == 4:  # usage error: a test file is not where we put it
-        detail = f"pytest ended with {result.exit_code}: {result.output[-300:]}"
-        return Verdict(None, RolloutFailure("grader_crashed", detail, retry=True, counts=False), tests)
     passed = all(outcome == "passed" for outcome in tests.values())
     clean = (
         result.exit_code == 0

@@ -362,25 +362,37 @@ def _make_way(root: str) -> None:
             del sys.modules[name]
 
 
+def _is_failure(value: Any) -> bool:
+    return isinstance(value, dict) and {k: type(v) for k, v in value.items()} == {
+        "message": str, "path": str, "line": int, "source": str,
+    }  # fmt: skip
+
+
 def summarize(report: bytes, status: int | None) -> dict[str, Any]:
-    """The lines of a run as one result. A run without a last line ended before pytest did; ``status`` says how."""
+    """The lines of a run as one result. A run without a last line ended before pytest did; ``status`` says how.
+
+    The code under test can write into the report, so lines of any other shape are passed over.
+    """
     tests: dict[str, str] = {}
     failures: list[dict[str, Any]] = []
     code = None
     for text in report.split(b"\n"):
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the last line of a killed run may be cut
-        if "test" in line:
-            name, outcome = line["test"], line["outcome"]
-            if tests.get(name) not in ("failed", "error"):
-                tests[name] = outcome
-            if "failure" in line:
-                failures.append({"nodeid": name} | line["failure"])
-        elif "collection" in line:
-            failures.append({"nodeid": line["collection"]} | line["failure"])
-        elif "exit" in line:
+        if not isinstance(line, dict):
+            continue
+        name, outcome, failure = (
+            line.get("test", line.get("collection")),
+            line.get("outcome"),
+            line.get("failure"),
+        )
+        if isinstance(name, str) and isinstance(outcome, str) and tests.get(name) not in ("failed", "error"):
+            tests[name] = outcome
+        if isinstance(name, str) and _is_failure(failure):
+            failures.append({"nodeid": name} | failure)
+        if type(line.get("exit")) is int:
             code = line["exit"]
     if code is None:
         code = -9 if status is None else status
