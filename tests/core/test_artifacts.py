@@ -2,7 +2,7 @@
 
 import pytest
 
-from cadenza.core.artifacts import MANIFEST, discard, publish, read_manifest, verify
+from cadenza.core.artifacts import MANIFEST, discard, publish, read_manifest, verify, verify_if_artifact
 from cadenza.core.errors import CorruptArtifact, MissingArtifact
 from cadenza.core.files import read_json, write_json
 
@@ -58,6 +58,27 @@ def test_an_unknown_format_is_refused(artifact):
     write_json(folder / MANIFEST, {**table, "format": 99})
     with pytest.raises(CorruptArtifact, match="has format 99"):
         read_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    "table",
+    ['{"format":1}', '{"format":1,"digest":"d","files":{"x":3},"about":{}}',
+     '{"format":1,"digest":"d","files":{},"about":null}', '{"format":1,"digest":2,"files":{},"about":{}}'],
+)  # fmt: skip
+def test_a_manifest_without_its_parts_ends_in_a_stack_trace(tmp_path, table):
+    (tmp_path / "manifest.json").write_text(table)
+    with pytest.raises(CorruptArtifact, match="not whole"):
+        read_manifest(tmp_path)
+
+
+def test_a_model_whose_weights_were_changed_is_used_and_one_of_other_origin_refused(artifact, tmp_path):
+    folder, _ = artifact
+    verify_if_artifact(tmp_path)  # no manifest
+    verify_if_artifact(folder)
+    victim = next(p for p in folder.iterdir() if p.name != "manifest.json" and p.is_file())
+    victim.write_bytes(victim.read_bytes()[:-1] + b"!")
+    with pytest.raises(CorruptArtifact, match="changed"):
+        verify_if_artifact(folder)
 
 
 def test_a_folder_without_a_manifest_is_no_artifact(tmp_path):

@@ -175,6 +175,26 @@ tables = st.dictionaries(
 )
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "stage=3",
+        "stage=[{}]",
+        "stage=[3]",
+        "order=[['a']]",
+        "a.name=3",
+        "a.name='../x'",
+        "a.name='b'",
+        "a.name=''",
+    ],
+)
+def test_an_override_that_leaves_no_stages_ends_in_a_stack_trace_or_outside_the_run(tmp_path, override):
+    path = tmp_path / "r.toml"
+    path.write_text('name = "r"\n[[stage]]\nname = "a"\n[[stage]]\nname = "b"\n', encoding="utf-8")
+    with pytest.raises(ConfigError):
+        load_recipe(str(path), [], [override])
+
+
 @given(tables, st.lists(tables, max_size=3))
 def test_what_a_dry_run_prints_reads_back_as_the_same_recipe(tmp_path_factory, top, stages):
     table = {"name": "r", **top, "stage": [{"name": f"s{i}", **stage} for i, stage in enumerate(stages)]}

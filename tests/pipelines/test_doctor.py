@@ -18,7 +18,7 @@ def test_a_healthy_line_has_no_mend_and_a_failing_one_has(tmp_path):
 def test_a_missing_package_names_the_extra(monkeypatch, package):
     monkeypatch.setattr("cadenza.core.machine.installed", lambda name: None)
     check = {"torch": doctor._torch, "numba": doctor._numba, "ray": doctor._ray}[package]()
-    assert (check.state, check.found, check.mend) == ("fail", "not installed", "pip install 'cadenza[train]'")
+    assert (check.state, check.found) == ("fail", "not installed") and "[train]" in check.mend
 
 
 def test_a_broken_torch_is_told_by_its_own_last_line(monkeypatch):

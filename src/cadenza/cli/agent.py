@@ -15,8 +15,18 @@ cadenza agent ./project --model runs/demo/rl --task "test_total fails: fix it"
 
 cadenza agent ./project --model runs/demo/rl --task "..." --apply       also change the files
 
+A demo model knows small Python files with one planted bug, and edits by writing a function or class anew.
 The agent works on a copy in a sandbox without network. What it did is printed as a patch; --apply puts it into DIR.
 """
+
+REASONS = {
+    "finish": "it said that it is done",
+    "max_turns": "it used up its turns",
+    "max_tokens": "a turn was cut at its limit",
+    "context": "its context was full",
+    "errors": "several calls in a row failed",
+    "deadline": "its time was over",
+}
 
 
 def agent(
@@ -62,6 +72,11 @@ def agent(
     else:
         typer.echo(work.patch, nl=False)
         if not work.patch:
-            typer.echo("the agent changed nothing", err=True)
+            counters = work.result.counters
+            calls = sum(tool["calls"] for tool in counters["tools"].values())
+            ended = REASONS.get(work.result.finish_reason, work.result.finish_reason)
+            typer.echo(
+                f"the agent changed nothing: {counters['turns']} turns, {calls} tool calls, {ended}", err=True
+            )
     if refused is not None:
         raise refused

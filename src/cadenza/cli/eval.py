@@ -18,7 +18,7 @@ cadenza eval runs/demo/sft --tasks runs/demo/tasks/heldout --samples 8 --tempera
 cadenza eval runs/demo/rl --tasks runs/demo/tasks/heldout --limit 20        a quick look at 20 tasks
 """
 
-MODEL_MEND = "give the folder of a trained model, for example runs/demo/rl"
+MODEL_MEND = "give the folder of a trained model: `make demo` leaves some in runs/demo/sft and runs/demo/rl"
 
 
 def evaluate(

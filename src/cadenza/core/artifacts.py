@@ -85,8 +85,21 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder / MANIFEST} has format {found}, this Cadenza reads {FORMAT}",
             "use the Cadenza that wrote it",
         )
-    files = {name: (int(size), str(digest)) for name, (size, digest) in table["files"].items()}
-    return Manifest(table["digest"], files, table["about"])
+    try:
+        files = {name: (int(size), str(digest)) for name, (size, digest) in table["files"].items()}
+        digest, about = table["digest"], table["about"]
+        whole = isinstance(digest, str) and isinstance(about, dict)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        whole = False
+    if not whole:
+        raise CorruptArtifact(f"{folder / MANIFEST} is not whole", "restore it, or make the artifact again")
+    return Manifest(digest, files, about)
+
+
+def verify_if_artifact(folder: Path) -> None:
+    """``verify`` for a folder that has a manifest; models of other origin have none."""
+    if (folder / MANIFEST).is_file():
+        verify(folder)
 
 
 def verify(folder: Path, deep: bool = True) -> Manifest:

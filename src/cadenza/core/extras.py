@@ -11,6 +11,7 @@ def missing_extra(error: BaseException, what: str) -> ConfigError | None:
     """The error for a user when ``what`` failed to import a package of an extra; None for any other error."""
     if isinstance(error, ModuleNotFoundError) and error.name in TRAIN:
         return ConfigError(
-            f"{what} needs {error.name}, which is not installed", "pip install 'cadenza[train]'"
+            f"{what} needs {error.name}, which is not installed",
+            "in the checkout: make install, or pip install '.[train]'",
         )
     return None

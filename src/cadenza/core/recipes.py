@@ -41,6 +41,7 @@ def load_recipe(name: str, folders: Sequence[Path], overrides: Sequence[str] = (
     table.setdefault("stage", [])
     for text in overrides:
         apply_override(table, text)
+        _check_stages(table, f"--set {text}")
     return _ordered(_likened(table))
 
 
@@ -75,6 +76,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The table of a TOML file. Raises ConfigError with the line of a mistake."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deep", "correct the file") from None
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", "check the path and its permissions"
@@ -100,7 +103,7 @@ def _compose(path: Path, folders: Sequence[Path], seen: tuple[Path, ...]) -> dic
     return merge_recipes(_compose(found, folders, (*seen, path.resolve())), table)
 
 
-def _check_stages(table: Mapping[str, Any], path: Path) -> None:
+def _check_stages(table: Mapping[str, Any], path: Path | str) -> None:
     stages = table.get("stage", [])
     if not isinstance(stages, list) or not all(isinstance(s, dict) for s in stages):
         raise ConfigError(f"stage in {path} is not an array of tables", "write each stage under [[stage]]")
@@ -212,7 +215,7 @@ def _ordered(table: dict[str, Any]) -> dict[str, Any]:
     if order is None:
         return table
     stages = {stage["name"]: stage for stage in table.get("stage", [])}
-    if not isinstance(order, list):
+    if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
         raise ConfigError("order is not a list of stage names", 'write order = ["tasks", "sft"]')
     for name in order:
         if name not in stages:

@@ -111,7 +111,7 @@ def build_report(inputs: RunInputs) -> Report:
             sections.append(StageSection(stage, STAGE_TITLES.get(stage, stage), charts, more))
     return Report(
         run=inputs.run,
-        headline=headline(comparisons),
+        headline=_untrained(inputs.run) or headline(comparisons),
         comparisons=comparisons,
         slices=_slices(inputs.evaluations),
         sections=sections,
@@ -160,6 +160,17 @@ def to_json(report: Report) -> dict[str, Any]:
         "problems": report.problems,
         "run": report.run.model_dump(mode="json"),
     }
+
+
+def _untrained(run: RunInfo) -> Headline | None:
+    """Where RL made no step its policy is the SFT one, and comparing them says nothing of RL."""
+    if not any(stage.name == "rl" and stage.detail.get("steps") == 0 for stage in run.stages):
+        return None
+    return Headline(
+        "RL made no step: its time was over before the first.",
+        "What is called RL below has the weights of SFT. Give it more with --set rl.max_seconds=120 "
+        "or use a faster machine.", "open",
+    )  # fmt: skip
 
 
 def headline(comparisons: Sequence[Comparison]) -> Headline:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cadenza.core.artifacts import verify_if_artifact
 from cadenza.core.errors import CadenzaError, ServiceDied
 from cadenza.harness import Agent, demo_tools
 from cadenza.harness.work_on import Work, work_on
@@ -39,6 +40,7 @@ def assist(
     """
     from cadenza.inference.service import EngineService  # torch
 
+    verify_if_artifact(model)
     renderer = CompactRenderer(Tokenizer.load(model))
     service = EngineService(str(model), EngineConfig())
 

@@ -121,7 +121,9 @@ def _numba() -> Check:
 def _tried(package: str, probe: str) -> list[str] | Check:
     """The words a probe prints, or the failing line; in a process of its own, since a broken build can kill it."""
     if machine.installed(package) is None:
-        return Check(package, "fail", "not installed", "pip install 'cadenza[train]'")
+        return Check(
+            package, "fail", "not installed", "in the checkout: make install, or pip install '.[train]'"
+        )
     mend = f"reinstall it: pip install --force-reinstall {package}"
     try:
         done = subprocess.run(
@@ -149,7 +151,9 @@ def _bf16() -> Check:
 def _ray() -> Check:
     version = machine.installed("ray")
     if version is None:
-        return Check("ray", "fail", "not installed", "pip install 'cadenza[train]'")
+        return Check(
+            "ray", "fail", "not installed", "in the checkout: make install, or pip install '.[train]'"
+        )
     return Check("ray", "ok", version)
 
 

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from cadenza.core.artifacts import verify_if_artifact
 from cadenza.core.progress import Progress
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.evaluation.evaluate import evaluate, harness_digest
@@ -35,6 +36,7 @@ def measure_model(
         MissingArtifact, CorruptArtifact: no usable model, tokenizer or task set there.
         SandboxUnavailable: this machine allows no sandboxes. TooManyInvalid: too many trials have no verdict.
     """
+    verify_if_artifact(model)
     chosen = load_tasks(tasks)[:limit]
     config = ServicesConfig(placement="in_process")
     agent = Agent(CompactRenderer(Tokenizer.load(model)), demo_tools(), config.environment.agent)

@@ -24,7 +24,7 @@ class Recipe(StrictConfig):
 
     Attributes:
         name: of the run, and of its folder under ``runs/`` unless ``--run-dir`` says another.
-        description: one line, shown by ``cadenza train --help`` and ``cadenza runs``.
+        description: one line on what the recipe is for.
         seed: of everything random in the run.
         needs_memory_gb, needs_disk_gb: refuse to start with less of it free (GB of 1e9 bytes).
         stage: the stages in the order they run.
@@ -173,7 +173,7 @@ def _plan_stage(entry: dict[str, Any], seed: int, earlier: Sequence[PlannedStage
 def import_stage(kind: str, name: str) -> type[Stage[Any]]:
     """The class at ``package.module:Class``. Raises ConfigError naming the stage when it cannot be had."""
     module_name, sign, class_name = kind.partition(":")
-    if not sign or not class_name:
+    if not sign or not class_name or not module_name or module_name.startswith("."):
         raise ConfigError(
             f"key '{name}.kind' = {kind!r} is not an import path", 'write "package.module:Class"'
         )
