@@ -137,8 +137,9 @@ def test_a_module_that_writes_into_the_report_gets_its_bad_grade_thrown_away(tas
 def test_a_patch_that_is_in_the_way_of_the_tests_is_run_again_as_if_the_grader_had_broken(tasks):
     task = tasks[0]
     (hidden,) = {t.split("::")[0] for t in task.metadata["expected_tests"] if "hidden" in t}
-    inside = {task.metadata["buggy_files"][0] + "/x": b"x\n"}
-    for changes in ({hidden + "/x.txt": b"1\n"}, inside):
+    inside: dict[str, bytes | None] = {task.metadata["buggy_files"][0] + "/x": b"x\n"}
+    below: dict[str, bytes | None] = {hidden + "/x.txt": b"1\n"}
+    for changes in (below, inside):
         (verdict,) = graded(task, make_patch({}, changes))
         assert verdict.failure is not None and verdict.failure.kind == "patch_refused"
         assert verdict.failure.counts and not verdict.failure.retry

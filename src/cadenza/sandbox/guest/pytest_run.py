@@ -362,8 +362,8 @@ def _make_way(root: str) -> None:
             del sys.modules[name]
 
 
-def _is_failure(value: Any) -> bool:
-    return isinstance(value, dict) and {k: type(v) for k, v in value.items()} == {
+def _is_failure(value: dict[Any, Any]) -> bool:
+    return {k: type(v) for k, v in value.items()} == {
         "message": str, "path": str, "line": int, "source": str,
     }  # fmt: skip
 
@@ -390,7 +390,7 @@ def summarize(report: bytes, status: int | None) -> dict[str, Any]:
         )
         if isinstance(name, str) and isinstance(outcome, str) and tests.get(name) not in ("failed", "error"):
             tests[name] = outcome
-        if isinstance(name, str) and _is_failure(failure):
+        if isinstance(name, str) and isinstance(failure, dict) and _is_failure(failure):
             failures.append({"nodeid": name} | failure)
         if type(line.get("exit")) is int:
             code = line["exit"]
