@@ -119,7 +119,7 @@ def test_a_begun_resumable_stage_is_not_continued_with_another_configuration(run
         (
             "torch",
             ConfigError,
-            r"stage 'counter' needs torch, which is not installed; pip install 'cadenza\[train\]'",
+            r"stage 'counter' needs torch, which is not installed; in the checkout: make install",
         ),
         ("memory", ResourceExhausted, "stage 'counter' ran out of memory"),
         ("torch_memory", ResourceExhausted, "stage 'counter' ran out of memory"),
