@@ -15,7 +15,15 @@ from runs_made import evaluation, run_info, write_run
 from cadenza.core.errors import MissingArtifact
 from cadenza.evaluation.comparison import compare
 from cadenza.evaluation.report import build_report, headline, write_report
-from cadenza.evaluation.report_inputs import MetricWriter, RunInfo, Trajectory, Turn, append_lines, read_run
+from cadenza.evaluation.report_inputs import (
+    MetricWriter,
+    RunInfo,
+    StageInfo,
+    Trajectory,
+    Turn,
+    append_lines,
+    read_run,
+)
 from cadenza.evaluation.report_terminal import print_report
 
 
@@ -185,3 +193,11 @@ def test_the_page_fits_a_narrow_window(full, tmp_path, chromium):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     found = re.search(r'data-size="(\d+) (\d+)"', done.stdout)
     assert found and int(found[1]) <= int(found[2]) <= 500
+
+
+def test_a_run_whose_rl_made_no_step_is_told_as_rl_without_a_gain(tmp_path):
+    stages = (StageInfo(name="rl", status="done", detail={"steps": 0}),)
+    told = write_report(tmp_path, run=RunInfo(name="r", stages=stages)).headline
+    assert told.text.startswith("RL made no step")
+    trained = (StageInfo(name="rl", status="done", detail={"steps": 2}),)
+    assert "no step" not in write_report(tmp_path, run=RunInfo(name="r", stages=trained)).headline.text

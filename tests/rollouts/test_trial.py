@@ -255,9 +255,9 @@ def test_cancelling_a_trial_frees_session_and_sandbox(renderer, backend, runner,
 @pytest.mark.parametrize(
     "body",
     [
-        "os.chdir('/work')\n    for _ in range(3000):\n        os.mkdir('d'); os.chdir('d')",
-        "[open(f'/work/s{i}', 'w').truncate(1 << 20) for i in range(300)]",
-        "os.mkfifo('/work/fifo'); os.chmod('/work', 0)",
+        "for _ in range(3000):\n        os.mkdir('d'); os.chdir('d')",
+        "[open(f's{i}', 'w').truncate(1 << 20) for i in range(300)]",
+        "os.mkfifo('fifo'); os.chmod('.', 0)",
     ],
     ids=["deep", "sparse", "unreadable"],
 )

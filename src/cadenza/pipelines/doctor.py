@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cadenza.core import machine
+from cadenza.core.extras import INSTALL
 
 MEMORY_GB = 6  # the demo's peak with room for a desktop
 DISK_GB = 2
@@ -121,9 +122,7 @@ def _numba() -> Check:
 def _tried(package: str, probe: str) -> list[str] | Check:
     """The words a probe prints, or the failing line; in a process of its own, since a broken build can kill it."""
     if machine.installed(package) is None:
-        return Check(
-            package, "fail", "not installed", "in the checkout: make install, or pip install '.[train]'"
-        )
+        return Check(package, "fail", "not installed", INSTALL)
     mend = f"reinstall it: pip install --force-reinstall {package}"
     try:
         done = subprocess.run(
@@ -151,9 +150,7 @@ def _bf16() -> Check:
 def _ray() -> Check:
     version = machine.installed("ray")
     if version is None:
-        return Check(
-            "ray", "fail", "not installed", "in the checkout: make install, or pip install '.[train]'"
-        )
+        return Check("ray", "fail", "not installed", INSTALL)
     return Check("ray", "ok", version)
 
 

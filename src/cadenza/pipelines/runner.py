@@ -44,6 +44,7 @@ from cadenza.pipelines.stages import Figures, StageContext
 RESUME = "run the same command again to go on"
 for _name, _value in OPENMP.items():  # before a stage loads torch
     os.environ.setdefault(_name, _value)
+_SAME = "the same command"  # in mends
 BEGUN = ".stage.json"  # in a partial artifact: whose configuration it belongs to
 
 
@@ -118,15 +119,11 @@ def run_plan(
         try:
             return run.run()
         except CadenzaError as error:
-            if (
-                fresh or restart_from is not None
-            ):  # given again they would throw away what this attempt has made
+            if fresh or restart_from is not None:
+                # Given again they would throw away what this attempt has made.
                 flag = "--fresh" if fresh else "--restart-from"
                 raise error.with_mend(error.mend.replace(_SAME, f"{_SAME} without {flag}")) from error
             raise
-
-
-_SAME = "the same command"
 
 
 class _Run:
