@@ -52,6 +52,12 @@ def cadenza(tmp_path, command_environment):
         (["agent", "nowhere", "--task", "x"], 3, "error: no folder to work on at nowhere; "),
         (["agent", ".", "--task", "x", "--model", "nowhere"], 3, "error: no model directory at nowhere; "),
         (["runs"], 3, "error: no runs in "),
+        (["train", "./numbers.toml", "--restart-from", "nmbers"], 2, "error: recipe 'numbers' has no stage "),
+        (
+            ["train", "demo", "--dry-run", "--set", "rl.inputs.tasks=/none"],
+            3,
+            "error: input 'tasks' of stage 'rl' ",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(cadenza, tmp_path, arguments, code, message):
@@ -242,6 +248,26 @@ def test_an_unexpected_error_keeps_its_trace_in_a_file(capsys, tmp_path, monkeyp
 def test_a_full_disk_anywhere_is_the_users_line(capsys):
     assert report(OSError(28, "No space left on device", "/data/x")) == 6
     assert capsys.readouterr().err.startswith("error: no space left to write /data/x; ")
+
+
+def test_a_path_that_cannot_be_used_and_too_few_files_are_reported_as_defects(capsys):
+    assert report(IsADirectoryError(21, "Is a directory", "/data/x")) == 2
+    assert capsys.readouterr().err == (
+        "error: cannot use /data/x: Is a directory; move away what lies there or set its permissions, "
+        "and run the same command again\n"
+    )
+    assert report(OSError(24, "Too many open files", "/data/x")) == 6
+    assert "raise it with ulimit -n 4096" in capsys.readouterr().err
+
+
+def test_a_newcomer_cannot_see_which_recipes_there_are(cadenza, tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mine.toml").write_text('extends = "demo"\ndescription = "my own"\n')
+    (tmp_path / "recipes" / "broken.toml").write_text("name = ")
+    done = cadenza("train", "--list")
+    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert done.returncode == 0 and {"demo", "demo-quick", "demo-base"} <= set(told)
+    assert told["mine"] == "my own" and told["broken"].startswith("cannot be used: ") and "base" not in told
 
 
 def test_a_dry_run_of_the_demo_stays_quick(tmp_path, command_environment):

@@ -43,6 +43,11 @@ def test_unknown_key_like_nothing_lists_what_there_is():
         ({"steps": "many"}, "key 'sft.steps' = 'many' cannot be used"),
         ({"optimizer": {"learning_rate": -1}}, "key 'sft.optimizer.learning_rate' = -1 cannot be used"),
         ({"optimizer": 3}, "key 'sft.optimizer' = 3 cannot be used"),
+        ({"steps": True}, "key 'sft.steps' = True cannot be used: true and false are no numbers"),
+        (
+            {"optimizer": {"learning_rate": float("nan")}},
+            "key 'sft.optimizer.learning_rate' = nan cannot be used",
+        ),
     ],
 )
 def test_wrong_value_is_named_with_its_key(values, message):

@@ -90,6 +90,8 @@ def test_a_circle_of_extends_is_named(recipes):
     folders = recipes(a='extends = "b"', b='extends = "a"')
     with pytest.raises(ConfigError, match=r"in a circle: a -> b -> a"):
         load_recipe("a", folders)
+    with pytest.raises(ConfigError, match=r"recipe .*c\.toml extends itself; name another"):
+        load_recipe("c", recipes(c='extends = "c"'))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from cadenza.core.errors import CorruptArtifact
+from cadenza.core.errors import ConfigError, CorruptArtifact
 from cadenza.core.rundb import RunDatabase
 from cadenza.core.schema import MIGRATIONS, make_engine, migrate
 from cadenza.core.tables import SCHEMA_HEAD, metadata
@@ -77,3 +77,27 @@ def test_a_current_database_opens_without_loading_alembic(tmp_path, command_envi
         f"RunDatabase.open({str(path)!r}).close(); sys.exit('alembic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], env=command_environment, check=False).returncode == 0
+
+
+def test_a_database_without_one_of_its_tables_is_reported_as_a_defect(tmp_path):
+    path = tmp_path / "cadenza.db"
+    with RunDatabase.open(path):
+        pass
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE stages"))
+    engine.dispose()
+    with RunDatabase.open(path) as database:
+        with pytest.raises(
+            CorruptArtifact, match="is not a whole run database: no such table: stages; restore it"
+        ):
+            database.stages("r")
+        with pytest.raises(CorruptArtifact, match="no such table: stages"):
+            database.stop_stage("r", "s", "failed", "x")
+
+
+@pytest.mark.parametrize("url", ["postgresql+nodriver://me:secret@host/db", "nodialect://host/db", "x://"])
+def test_a_url_without_its_driver_is_a_defect_or_tells_the_password(url):
+    with pytest.raises(ConfigError, match="as run database: .*; install the driver it names") as failure:
+        RunDatabase.open(url)
+    assert "secret" not in str(failure.value)

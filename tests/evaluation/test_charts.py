@@ -84,3 +84,18 @@ def test_overlapping_spans_are_busy_once_and_instants_are_marks():
     assert lane.busy == pytest.approx(0.6) and lane.marks == [0.9]
     assert lane.blocks == [(0.0, 0.2, 0.5), (0.2, 0.2, 1.0), (0.4, 0.2, 0.5)]
     ElementTree.fromstring(strip_svg(lane))
+
+
+def test_a_share_is_drawn_on_an_axis_of_impossible_values():
+    def labels(ys):
+        svg = line_chart([Line("solved", range(len(ys)), ys)], title="t", x_label="step", percent=True)
+        return [float(text) for text in re.findall(r">(-?[0-9.]+)%<", svg)]
+
+    for ys in ([0.0], [0.0, 0.0], [1.0], [0.0, 1.0], [0.97, 1.0], [0.02, 0.3]):
+        assert all(0.0 <= tick <= 100.0 for tick in labels(ys)), ys
+    assert max(labels([0.5, 1.6])) > 100.0  # busy shares of several services
+
+
+def test_a_short_run_has_fractions_of_a_step():
+    svg = line_chart([Line("loss", [1, 2, 3], [3.0, 2.0, 1.0])], title="t", x_label="step")
+    assert not re.search(r'middle">\d+\.\d+<', svg)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from cadenza.core.errors import CadenzaError, MissingArtifact
 from cadenza.harness import Agent, demo_tools
-from cadenza.harness.work_on import work_on
+from cadenza.harness.work_on import Work, work_on
 from cadenza.sandbox import LocalBackend
 from cadenza.tasks.patch import make_patch
 from cadenza.tokens import Call
@@ -138,5 +140,31 @@ def test_a_place_that_cannot_be_written_is_a_stack_trace(work, replay, folder, m
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("cadenza.harness.work_on.tempfile.mkstemp", refuse)
-    with pytest.raises(CadenzaError, match=r"cannot write a\.py: Permission denied; apply the patch by hand"):
+    with pytest.raises(
+        CadenzaError, match="cannot write into .*: Permission denied; apply the patch by hand"
+    ):
         done.apply()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "no")])
+def test_a_disk_that_fills_half_way_leaves_half_of_the_work(tmp_path, monkeypatch, error):
+    (tmp_path / "a.py").write_text("old")
+    (tmp_path / "z.py").write_text("goes")
+    changes: dict[str, bytes | None] = {"a.py": b"new", "new/b.py": b"b", "new/deep/c.py": b"c", "z.py": None}
+    base = {"a.py": b"old", "z.py": b"goes"}
+    done = Work(tmp_path, "", base, changes, result=None)  # type: ignore[arg-type]
+    before, real, calls = tree(tmp_path), tempfile.mkstemp, []
+
+    def fill(*arguments, **keys):
+        calls.append(keys)
+        if len(calls) == 3:
+            raise error
+        return real(*arguments, **keys)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cadenza.harness.work_on.tempfile.mkstemp", fill)
+        with pytest.raises(CadenzaError):
+            done.apply()
+    assert tree(tmp_path) == before and not (tmp_path / "new").exists()
+    assert done.apply() == sorted(changes)
+    assert tree(tmp_path) == {Path("a.py"): b"new", Path("new/b.py"): b"b", Path("new/deep/c.py"): b"c"}

@@ -3,7 +3,7 @@
 import pytest
 
 from cadenza.core.config import differences
-from cadenza.core.errors import ConfigError
+from cadenza.core.errors import ConfigError, MissingArtifact
 from cadenza.pipelines import make_plan, plan_recipe
 from cadenza.pipelines.plan import recipe_folders
 
@@ -136,3 +136,23 @@ def test_another_base_in_the_same_folder_makes_work_on_the_older_one_stale(tmp_p
     (tmp_path / "model.safetensors").write_bytes(b"other weights")
     assert planned().digest != first.digest
     assert [line for line in differences(first.settings, planned().settings) if "reads" in line]
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a\0b", "two\nlines", "x" * 101])
+def test_a_name_that_is_no_folder_s_makes_a_run_elsewhere(name):
+    with pytest.raises(ConfigError, match=r"key 'name' = .* it names a folder"):
+        make_plan({"name": name})
+
+
+def test_a_run_needs_less_than_nothing():
+    for value in (-1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="key 'needs_disk_gb' = "):
+            make_plan({"name": "r", "needs_disk_gb": value})
+
+
+def test_an_input_that_is_not_there_is_found_after_the_stages_before_it_have_run(tmp_path):
+    planned = plan({**SUM, "inputs": {"numbers": f"{tmp_path}/nowhere"}})
+    with pytest.raises(
+        MissingArtifact, match=r"input 'numbers' of stage 'sum' is not at .*/nowhere; check the path"
+    ):
+        planned.require_inputs()

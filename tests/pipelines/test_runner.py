@@ -1,5 +1,8 @@
 """The runner goes on where it stopped, refuses what would mix two configurations, and loses nothing complete."""
 
+import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +12,8 @@ from cadenza.core.errors import ConfigError, CorruptArtifact, MissingArtifact, R
 from cadenza.core.rundb import RunDatabase
 from cadenza.core.telemetry import read_lines
 from cadenza.pipelines import make_plan, run_plan
+from cadenza.pipelines.overview import list_runs
+from cadenza.pipelines.run_folder import RunFolder
 from cadenza.pipelines.runner import Interrupted
 
 
@@ -207,8 +212,6 @@ def test_an_input_made_elsewhere_that_has_changed_is_told(run, tmp_path):
 def test_two_processes_never_run_the_same_folder(run, tmp_path):
     import os
 
-    from cadenza.pipelines.run_folder import RunFolder
-
     folder = RunFolder(tmp_path / "runs" / "example")
     with folder.lock():
         with pytest.raises(ConfigError, match=f"is being run by process {os.getpid()}"):
@@ -257,3 +260,98 @@ def test_a_plan_imports_neither_torch_nor_sqlalchemy(command_environment):
         "sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'sqlalchemy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], env=command_environment, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "lock"])
+def test_a_folder_where_a_file_belongs_is_reported_as_a_defect(run, name, capsys):
+    from cadenza.cli.failures import report
+
+    path = run().run_dir / name
+    path.unlink()
+    path.mkdir()
+    with pytest.raises((OSError, ConfigError)) as failure:
+        run()
+    assert report(failure.value) == 2
+    assert re.match("error: cannot use .*example.*: Is a directory; ", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", ["sum", "sum.partial"])
+def test_a_file_where_a_stage_belongs_is_found_when_the_stage_has_run(run, name, capsys):
+    from cadenza.cli.failures import report
+
+    (run(only=("numbers",)).run_dir / name).write_text("mine")
+    with pytest.raises((OSError, ConfigError)) as failure:
+        run()
+    assert report(failure.value) == 2
+    assert "example/sum" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"config_digest": 1, "settings": [], "seconds": "long"}'])
+def test_a_spoiled_record_of_an_unfinished_stage_is_reported_as_a_defect(run, tmp_path, text):
+    with pytest.raises(ServiceDied):
+        run(counter={"stop_at": 4, "fault": "service"})
+    with RunDatabase.open(tmp_path / "runs" / "cadenza.db") as database:
+        folder = database.runs()[0].directory
+    (folder / "counter.partial" / ".stage.json").write_text(text)
+    with pytest.raises((CorruptArtifact, ConfigError)) as failure:
+        run()
+    assert "remove" in failure.value.mend or "--restart-from counter" in failure.value.mend
+
+
+@pytest.mark.parametrize("key", ["config_digest", "inputs", "figures", "seconds"])
+def test_a_manifest_that_lacks_what_the_runner_wrote_is_reported_as_a_defect(run, key):
+    path = run().run_dir / "sum" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["about"][key]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(
+        CorruptArtifact, match=f"does not say its {key}; restore it, or add --restart-from sum"
+    ):
+        run()
+    assert skipped(run(restart_from="sum")) == ["numbers", "counter", "again"]
+
+
+def test_a_run_whose_identity_file_was_lost_is_stranded(run, tmp_path):
+    with pytest.raises(ServiceDied):
+        run(counter={"stop_at": 4, "fault": "service"})
+    with RunDatabase.open(tmp_path / "runs" / "cadenza.db") as database:
+        record = database.runs()[0]
+    (record.directory / "run.json").unlink()
+    outcome = run(resume=True)
+    assert outcome.run_id == record.id
+    assert outcome.stages[2].figures == {"steps": 5, "begun_at": 3}
+
+
+def test_a_missing_package_is_found_after_the_stages_that_do_without(run, monkeypatch):
+    monkeypatch.setattr("example_stages.Counter.packages", ("torch", "no_such_package"))
+    with pytest.raises(ConfigError, match="stage 'counter' needs no_such_package, which is not installed"):
+        run()
+    monkeypatch.undo()
+    assert skipped(run()) == []
+
+
+def test_what_a_stage_put_beside_the_stages_outlives_it(run, monkeypatch):
+    copy = run().run_dir / "place.txt"
+    monkeypatch.setattr("example_stages.Counter.copies", (copy.name,))
+    copy.write_text("5")
+    with pytest.raises(ServiceDied):
+        run(restart_from="counter", counter={"stop_at": 1, "fault": "service"})
+    assert not copy.exists()
+
+
+def test_a_killed_or_deleted_run_is_shown_as_running(run, tmp_path):
+    outcome = run()
+    database_path = tmp_path / "runs" / "cadenza.db"
+
+    def status():
+        (told,) = list_runs(database_path.parent)
+        return told["status"]
+
+    assert status() == "finished"
+    with RunDatabase.open(database_path) as database:
+        database.set_run_status(outcome.run_id, "running")
+    assert status() == "killed"
+    with RunFolder(outcome.run_dir).lock():
+        assert status() == "running"
+    shutil.rmtree(outcome.run_dir)
+    assert status() == "gone"

@@ -190,7 +190,17 @@ def test_a_generation_that_was_interrupted_is_not_a_task_set(tmp_path: Path):
     assert len(generate_split(small(), "train", tmp_path)) == 6
 
 
-@pytest.mark.parametrize("torn", ['{"ids": [', "[]", '{"format_version": 1}'])
+def test_the_folder_above_a_task_set_asks_to_generate_it_again(tmp_path: Path):
+    generate_split(small(), "train", tmp_path / "tasks" / "train")
+    with pytest.raises(
+        MissingArtifact, match=r"no finished task set .*; name one of those in it: .*/tasks/train$"
+    ):
+        load_tasks(tmp_path / "tasks")
+
+
+@pytest.mark.parametrize(
+    "torn", ['{"ids": [', "[]", '{"format_version": 1}', '{"format_version": 1, "ids": ["../../elsewhere"]}']
+)
 def test_a_torn_manifest_is_a_stack_trace(tmp_path: Path, torn: str):
     (tmp_path / "manifest.json").write_text(torn)
     with pytest.raises(CorruptArtifact, match=r"manifest\.json .*; generate the tasks again"):

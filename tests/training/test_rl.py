@@ -296,3 +296,10 @@ def test_the_rate_of_rl_is_not_full_in_the_middle_or_not_small_at_the_end():
     assert config.lr_scale(0, 0.0) == 0.25 and config.lr_scale(9, 0.5) == 1.0
     assert config.lr_scale(9, 0.8) == pytest.approx(0.5) and config.lr_scale(9, 1.0) == 0.1
     assert RLStepConfig(warmup_steps=0).lr_scale(0, 1.0) == 1.0
+
+
+def test_a_step_without_a_token_reports_means_of_zero():
+    model = policy()
+    metrics = rl_step(model, Recorder(model), Batch([], 2), CONFIG, 3, bf16=False)
+    assert metrics["trained_tokens"] == 0.0
+    assert not {"entropy", "k3", "drift_k3", "staleness_mean", "importance_weight"} & set(metrics)

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cadenza.cli.eval import MODEL_MEND, Temperature
+
 EPILOG = """
 [bold]Examples[/bold]
 
@@ -33,13 +35,12 @@ def agent(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to work on.")],
     task: Annotated[str, typer.Option("--task", "-t", help="What to do, as you would tell a colleague.")],
     model: Annotated[Path, typer.Option("--model", "-m", help="The model's folder.")] = Path("runs/demo/rl"),
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.")] = 0,
     apply: Annotated[bool, typer.Option("--apply", help="Write the patch into DIR.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Let a trained model work on a folder."""
-    from cadenza.cli.eval import MODEL_MEND
     from cadenza.cli.failures import interruptible
     from cadenza.core.errors import CadenzaError
     from cadenza.core.files import require_folder

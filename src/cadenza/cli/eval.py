@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,16 @@ cadenza eval runs/demo/sft --tasks runs/demo/tasks/heldout --samples 8 --tempera
 cadenza eval runs/demo/rl --tasks runs/demo/tasks/heldout --limit 20        a quick look at 20 tasks
 """
 
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):  # click compares with its bounds, which a NaN passes
+        raise typer.BadParameter(f"{value} is no temperature")
+    return value
+
+
+Temperature = Annotated[
+    float, typer.Option("--temperature", min=0.0, callback=_finite, help="Of sampling; 0 is greedy.")
+]
 MODEL_MEND = "give the folder of a trained model: `make demo` leaves some in runs/demo/sft and runs/demo/rl"
 
 
@@ -27,7 +38,7 @@ def evaluate(
     ],
     tasks: Annotated[Path, typer.Option("--tasks", help="A folder of task directories.")],
     samples: Annotated[int, typer.Option("--samples", min=1, help="Attempts at each task.")] = 1,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Temperature = 0.0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N tasks.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.")] = 0,
     out: Annotated[

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cadenza.core.errors import CadenzaError, Interrupted, ResourceExhausted
 from cadenza.core.extras import missing_extra
-from cadenza.core.files import disk_full, is_disk_full
-from cadenza.core.memory import is_out_of_memory, out_of_memory
+from cadenza.core.files import disk_full, is_disk_full, unusable_path
+from cadenza.core.memory import is_out_of_memory, is_too_many_files, out_of_memory, too_many_files
 
 DEFECT = 70  # EX_SOFTWARE of sysexits.h
 _trace_folder: Path | None = None
@@ -43,7 +43,9 @@ def report(error: Exception) -> int:
         error = disk_full(getattr(error, "filename", None) or "a file")
     if not isinstance(error, ResourceExhausted) and is_out_of_memory(error):
         error = out_of_memory("this command")
-    error = missing_extra(error, "this command") or error
+    if not isinstance(error, ResourceExhausted) and is_too_many_files(error):
+        error = too_many_files()
+    error = missing_extra(error, "this command") or unusable_path(error) or error
     if isinstance(error, CadenzaError):
         print(f"error: {_one_line(error.cause)}; {_one_line(error.mend)}", file=sys.stderr)
         return error.exit_code

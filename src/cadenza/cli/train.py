@@ -11,6 +11,8 @@ import typer
 EPILOG = """
 [bold]Examples[/bold]
 
+cadenza train --list                          the recipes there are
+
 cadenza train demo-quick                      a short run, to see that everything works
 
 cadenza train demo --set rl.max_steps=40      change one value
@@ -32,6 +34,24 @@ def _complete_recipe(incomplete: str) -> list[str]:
     return [name for name in recipe_names(recipe_folders()) if name.startswith(incomplete)]
 
 
+def _list_recipes(asked: bool) -> None:
+    if not asked:
+        return
+    from cadenza.core.errors import CadenzaError
+    from cadenza.core.recipes import recipe_names
+    from cadenza.pipelines.plan import plan_recipe, recipe_folders
+
+    for name in recipe_names(recipe_folders()):
+        try:
+            plan = plan_recipe(name)
+        except CadenzaError as error:  # one of the user's own; it must not hide the others
+            typer.echo(f"{name:<14}cannot be used: {error.cause}")
+        else:
+            if plan.stages:  # else it is only extended by others
+                typer.echo(f"{name:<14}{plan.description}")
+    raise typer.Exit()
+
+
 def train(
     recipe: Annotated[
         str,
@@ -51,7 +71,9 @@ def train(
     ] = False,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with a run that must exist (the default is: if any)."),
+        typer.Option(
+            "--resume", help="Refuse to begin a new run: without it, a run is begun if there is none."
+        ),
     ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Throw away what the run has made and begin anew.")
@@ -65,14 +87,20 @@ def train(
         typer.Option("--run-dir", help="Where the run lives. Default: runs/NAME.", file_okay=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    list_recipes: Annotated[
+        bool,
+        typer.Option("--list", callback=_list_recipes, is_eager=True, help="List the recipes and stop."),
+    ] = False,
 ) -> None:
     """Run a recipe: from tasks to a trained and measured agent."""
+    del list_recipes  # done by its callback
     from cadenza.pipelines.plan import plan_recipe
 
     if fresh and (resume or restart_from):
         raise typer.BadParameter("--fresh excludes --resume and --restart-from")
     plan = plan_recipe(recipe, sets or [])
     if dry_run:
+        plan.require_inputs()
         typer.echo(json.dumps(plan.resolved()) if as_json else plan.toml(), nl=as_json)
         return
 

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from cadenza.core.errors import ConfigError
 
@@ -24,7 +24,16 @@ Model = TypeVar("Model", bound=BaseModel)
 class StrictConfig(BaseModel):
     """A pydantic model that rejects keys it does not know, so that a typo fails in one second and not after a run."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """``count = true`` would be read as 1."""
+        field = cls.model_fields.get(info.field_name or "")
+        if isinstance(value, bool) and field is not None and field.annotation in (int, float):
+            raise ValueError("true and false are no numbers")
+        return value
 
 
 def operational(default: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,15 @@ from typing import Any
 from cadenza.core.errors import ConfigError, CorruptArtifact, MissingArtifact, ResourceExhausted
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_UNUSABLE = {
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -37,6 +46,17 @@ def disk_full(path: Path | str) -> ResourceExhausted:
     return ResourceExhausted(
         f"no space left to write {path}", "free disk space and run the same command again"
     )
+
+
+def unusable_path(error: BaseException | None) -> ConfigError | None:
+    """The error for a user when a path cannot be used as it lies there: a folder where a file belongs or the other way
+    round, no permission, a read-only disk. None for any other error, and for one that names no path."""
+    if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
+        return ConfigError(
+            f"cannot use {os.fsdecode(error.filename)}: {error.strerror}",
+            "move away what lies there or set its permissions, and run the same command again",
+        )
+    return None
 
 
 @contextmanager
@@ -89,6 +109,17 @@ def read_json(path: Path) -> Any:
         raise CorruptArtifact(
             f"{path} is not JSON: {error}", "restore the file, or remove it and run again"
         ) from None
+
+
+def read_table(path: Path, mend: str) -> dict[str, Any]:
+    """The JSON object in a file. Raises CorruptArtifact with ``mend`` when it is none; FileNotFoundError passes."""
+    try:
+        table = read_json(path)
+    except CorruptArtifact as error:
+        raise error.with_mend(mend) from None
+    if not isinstance(table, dict):
+        raise CorruptArtifact(f"{path} holds no JSON object", mend)
+    return table
 
 
 def require_writable(path: Path, mend: str) -> None:

@@ -99,7 +99,10 @@ def _compose(path: Path, folders: Sequence[Path], seen: tuple[Path, ...]) -> dic
         raise ConfigError(f"extends in {path} is not a text", 'write extends = "NAME"')
     found = find_recipe(parent, [path.parent, *folders])
     if found.resolve() == path.resolve():  # a user's demo.toml may extend the shipped demo
-        found = find_recipe(parent, [f for f in folders if f.resolve() != path.parent.resolve()])
+        others = [f for f in folders if f.resolve() != path.parent.resolve()]
+        if parent not in recipe_names(others):
+            raise ConfigError(f"recipe {path} extends itself", "name another recipe in extends")
+        found = find_recipe(parent, others)
     return merge_recipes(_compose(found, folders, (*seen, path.resolve())), table)
 
 

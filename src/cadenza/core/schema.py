@@ -8,7 +8,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 
 from cadenza.core.errors import (
     CadenzaError,
@@ -28,8 +28,17 @@ def make_engine(url: str) -> sa.Engine:
 
     SQLite's default transaction starts as a reader and fails at once, without waiting, when it turns into a writer
     while another process has written. An engine with ``execution_options(write=True)`` begins IMMEDIATE instead.
+
+    Raises:
+        ConfigError: not a URL, or one of a dialect or driver that is not installed.
     """
-    engine = sa.create_engine(url)
+    try:
+        engine = sa.create_engine(url)
+    except (ArgumentError, ModuleNotFoundError) as error:  # NoSuchModuleError is an ArgumentError
+        raise ConfigError(
+            f"cannot use {_without_password(url)} as run database: {error}",
+            "install the driver it names, or set CADENZA_DATABASE to a file or another SQLAlchemy URL",
+        ) from None
     if engine.dialect.name != "sqlite":
         return engine
 
@@ -75,12 +84,24 @@ def translated(error: DatabaseError, where: str) -> CadenzaError | DatabaseError
         return ConfigError(
             f"cannot open the run database {where}: {text}", "check the folder and its permissions"
         )
+    if any(sign in text for sign in ("no such table", "no such column", "already exists", "does not exist")):
+        return CorruptArtifact(
+            f"{where} is not a whole run database: {text}", "restore it, or move it away to begin anew"
+        )
     if isinstance(error, OperationalError) and "locked" in text:
         return DeadlineExceeded(
             f"waited {BUSY_S} s for another process writing {where}",
             "stop the process that holds it and run again",
         )
     return error
+
+
+def _without_password(url: str) -> str:
+    """For messages."""
+    try:
+        return sa.make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return "CADENZA_DATABASE"
 
 
 def current_revision(connection: sa.Connection) -> str | None:

@@ -23,13 +23,16 @@ class Line:
     smooth: bool = False
 
 
-def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers inside [low, high], roughly `about` of them; one when the range is empty or not finite."""
+def ticks(low: float, high: float, about: int = 4, whole: bool = False) -> list[float]:
+    """Round numbers inside [low, high], roughly `about` of them; one when the range is empty or not finite.
+    ``whole``: of things that are counted, no fractions."""
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
         return [low]
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
     step = next((m * power for m in (1, 2, 2.5, 5) if m * power >= raw), 10 * power)
+    if whole:
+        step = math.ceil(step)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [i * step for i in range(first, last + 1)] or [low]
@@ -83,7 +86,7 @@ def line_chart(
     if not lines:
         raise ValueError("nothing to draw")
     x0, x1 = min(min(c.xs) for c in lines), max(max(c.xs) for c in lines)
-    y0, y1 = y_range or _padded(min(min(c.ys) for c in lines), max(max(c.ys) for c in lines), zero)
+    y0, y1 = y_range or _padded(min(min(c.ys) for c in lines), max(max(c.ys) for c in lines), zero, percent)
     x1 = x1 if x1 > x0 else x0 + 1
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -98,7 +101,7 @@ def line_chart(
         text = f"{100 * y:.3g}%" if percent else number(y)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{py}" y2="{py}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 7}" y="{py + 4}" text-anchor="end">{text}</text>')
-    for x in ticks(x0, x1):
+    for x in ticks(x0, x1, whole=x_label == "step"):
         px, _ = at(x, y0)
         parts.append(
             f'<text class="tick" x="{px}" y="{HEIGHT - _BOTTOM + 16}" text-anchor="middle">{number(x)}</text>'
@@ -134,10 +137,16 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x},{y}" for x, y in kept)
 
 
-def _padded(low: float, high: float, zero: bool) -> tuple[float, float]:
-    low = min(0.0, low) if zero else low
-    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return (low if zero and low == 0.0 else low - room), high + room
+def _padded(low: float, high: float, zero: bool, percent: bool) -> tuple[float, float]:
+    """The axis: the values with some room around them, but no share below 0 % and, unless there is one, above 100 %."""
+    bottom = min(0.0, low) if zero else low
+    room = (high - bottom) * 0.06 or abs(high) * 0.1 or (0.1 if percent else 1.0)
+    start = bottom if zero and bottom == 0.0 else bottom - room
+    end = high + room
+    if percent and low >= 0.0:
+        start = max(start, 0.0)
+        end = end if high > 1.0 else min(end, 1.0)
+    return start, end
 
 
 def _spoken(title: str, lines: Sequence[Line], x_label: str, percent: bool) -> str:

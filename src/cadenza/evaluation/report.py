@@ -222,14 +222,14 @@ def _missing(inputs: RunInputs, comparisons: Sequence[Comparison]) -> list[str]:
         if absent:
             told.append(f"Not evaluated on held-out tasks: {', '.join(absent)}")
         if "sft_continued" not in have:
-            told.append("SFT continued for the same wall time was not run: it belongs to `make proof`")
+            told.append("SFT continued for the same wall time was not run: it belongs to make proof")
     if not inputs.timeline:
         told.append("No timeline of services was recorded")
     if not inputs.trajectories:
         told.append("No example trajectories were kept")
     if len(inputs.run.seeds) == 1:
         told.append(
-            "One seed: how much the result varies between runs is not measured here (`make proof` does)"
+            "One seed: how much the result varies between runs is not measured here (make proof does)"
         )
     return told
 

@@ -26,6 +26,7 @@ def render_html(report: Report) -> str:
     env.filters.update(
         pct=_pct,
         number=number,
+        short=lambda x: number(x) if isinstance(x, float) else x,
         duration=duration,
         policy=label,
         signed=signed,

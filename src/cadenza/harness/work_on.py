@@ -6,6 +6,7 @@ reaches the user's files. ``Work.apply`` writes the changes when the user says s
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -50,9 +51,10 @@ class Work:
     result: AgentResult
 
     def apply(self) -> list[str]:
-        """Writes the changes into the folder and returns the paths; all of them, or none when one was changed.
+        """Writes the changes into the folder and returns the paths: all of them, or none.
 
-        Raises CadenzaError when a file changed since the agent began, lies outside the folder or cannot be written.
+        Raises CadenzaError when a file changed since the agent began, lies outside the folder or cannot be written,
+        ResourceExhausted when the disk is full.
         """
         root = self.directory.resolve()
         for path in self.changes:
@@ -62,15 +64,14 @@ class Work:
             now = target.read_bytes() if target.is_file() else None
             if now != self.base.get(path):
                 raise CadenzaError(f"{path} changed while the agent worked", "run the agent again")
-        for path, data in self.changes.items():
-            try:
-                _write(root / path, data)
-            except OSError as error:
-                if is_disk_full(error):
-                    raise disk_full(root / path) from error
-                raise CadenzaError(
-                    f"cannot write {path}: {error.strerror or error}", "apply the patch by hand"
-                ) from error
+        try:
+            _write_all({root / path: data for path, data in self.changes.items()})
+        except OSError as error:
+            if is_disk_full(error):
+                raise disk_full(root) from error
+            raise CadenzaError(
+                f"cannot write into {root}: {error.strerror or error}", "apply the patch by hand"
+            ) from error
         return sorted(self.changes)
 
 
@@ -132,12 +133,34 @@ async def work_on(
     return Work(directory, make_patch(base, changes) if changes else "", base, changes, result)
 
 
-def _write(target: Path, data: bytes | None) -> None:
-    if data is None:
-        target.unlink()
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _replace(target, data)
+def _write_all(contents: dict[Path, bytes | None]) -> None:
+    """Writes every content beside its file first, which is where a full disk or a missing permission shows, and then
+    renames; None removes the file. What was made before a failure is taken away again."""
+    staged: dict[Path, Path] = {}
+    folders: list[Path] = []
+    try:
+        for target, data in contents.items():
+            if data is not None:
+                missing = [p for p in target.parents if not p.exists()]
+                folders += missing
+                target.parent.mkdir(parents=True, exist_ok=True)
+                staged[target] = _beside(target, data)
+            elif not os.access(target.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
+        for target, temporary in staged.items():
+            os.replace(temporary, target)
+    except BaseException:
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
+        for folder in sorted(folders, key=lambda p: len(p.parts), reverse=True):
+            try:
+                folder.rmdir()
+            except OSError:  # it was never made, or holds a file by now
+                pass
+        raise
+    for target, data in contents.items():
+        if data is None:
+            target.unlink()
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -169,15 +192,15 @@ def _unreadable(error: OSError) -> None:
     raise error
 
 
-def _replace(target: Path, data: bytes) -> None:
-    """Writes beside the file and renames, keeping its mode: a full disk leaves the old content."""
+def _beside(target: Path, data: bytes) -> Path:
+    """A new file in the same folder with ``data`` and the mode of ``target``."""
     mode = target.stat().st_mode & 0o7777 if target.exists() else None
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         os.chmod(name, mode if mode is not None else 0o644)
-        os.replace(name, target)
     except BaseException:
         os.unlink(name)
         raise
+    return Path(name)

@@ -109,7 +109,8 @@ class RunResult:
 
 
 class RLRun:
-    """One RL run. ``run`` blocks until it ends; every step calls ``on_step(step, metrics)``."""
+    """One RL run. ``run`` blocks until it ends; it calls ``on_begin(step, elapsed_s)`` with where an earlier process
+    left it, and ``on_step(step, metrics)`` after every step."""
 
     def __init__(
         self,
@@ -122,6 +123,7 @@ class RLRun:
         checkpoints: Path,
         *,
         on_step: Callable[[int, dict[str, Any]], None],
+        on_begin: Callable[[int, float], None] = lambda _step, _elapsed_s: None,
         on_rollout: Callable[[Task, Rollout], None] = lambda _t, _r: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -129,7 +131,7 @@ class RLRun:
         self.database, self.rl_run, self.checkpoints = database, rl_run, checkpoints
         self.tasks = {t.id: t for t in tasks}
         self.curriculum = Curriculum(tasks, seed, config.curriculum)
-        self.on_step, self.on_rollout, self.clock = on_step, on_rollout, clock
+        self.on_begin, self.on_step, self.on_rollout, self.clock = on_begin, on_step, on_rollout, clock
         self.max_staleness = 0 if config.synchronous else config.max_staleness
         self.version = 0  # the trainer's
         self.served = 0  # the newest that the engine is known to have
@@ -152,6 +154,7 @@ class RLRun:
         Raises ServiceDied, DeadlineExceeded, or what a service raised; the last checkpoint is then whole.
         """
         self._resume()
+        self.on_begin(self.version, self.elapsed_before)
         started = self.clock()
         self.origin = time.time() - self.elapsed_before
         stopped = ""
@@ -458,7 +461,8 @@ def _digest(text: str) -> bytes:
 
 
 def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
-    """Means over the rollouts of a step: reward, solved, tokens, turns, failures, tokens by version spread."""
+    """Counts of the rollouts of a step, and means over those with a reward: reward, solved, tokens, turns, version
+    spread. Without any the means are left out."""
     rollouts = [r for group in groups for r in group]
     scored = [r for r in rollouts if r.reward is not None]
     solved = [float(r.verdict.score == 1.0) for r in scored]
@@ -466,10 +470,12 @@ def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         len(np.unique(np.concatenate([s.version_S for s in r.segments]))) > 1 for r in scored if r.segments
     ]
     finish = Counter(r.segments[-1].finish_reason for r in scored if r.segments)
-    n = max(1, len(scored))
+    n = len(scored)
+    counts = {"rollouts": float(len(rollouts)), "failed_rollouts": float(len(rollouts) - n)}
+    if not n:
+        return counts
     return {
-        "rollouts": float(len(rollouts)),
-        "failed_rollouts": float(len(rollouts) - len(scored)),
+        **counts,
         "reward": sum(float(r.reward or 0.0) for r in scored) / n,
         "pass_rate": sum(solved) / n,
         "tokens_per_rollout": sum(r.sampled_tokens for r in scored) / n,

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from cadenza.core.config import StrictConfig, digest_of
 from cadenza.core.errors import ConfigError, MissingArtifact
+from cadenza.core.extras import TRAIN
 from cadenza.model.config import ModelConfig
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.training.config import MixtureConfig, OptimizerConfig
@@ -96,6 +97,7 @@ class PretrainBase(Stage[PretrainBaseConfig]):
     """Artifact: a Hugging Face directory in bf16 with its tokenizer. Optional input ``model``: what it goes on from."""
 
     Config = PretrainBaseConfig
+    packages = TRAIN
     optional_inputs = ("model",)
     resumable = True
 

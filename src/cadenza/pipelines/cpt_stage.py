@@ -8,6 +8,7 @@ import math
 from pydantic import Field
 
 from cadenza.core.config import StrictConfig
+from cadenza.core.extras import TRAIN
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.training.config import MixtureConfig, OptimizerConfig
 
@@ -32,6 +33,7 @@ class Cpt(Stage[CptConfig]):
     """Artifact: a model directory. Figures: perplexity of held-out source before and after."""
 
     Config = CptConfig
+    packages = TRAIN
     inputs = ("base",)
     resumable = True
 

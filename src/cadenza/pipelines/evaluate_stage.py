@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from cadenza.core.config import StrictConfig, unknown_key
 from cadenza.core.errors import CorruptArtifact
+from cadenza.core.extras import TRAIN
 from cadenza.core.files import read_json, write_json
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.evaluation.evaluate import choose_temperature, evaluate, harness_digest
@@ -77,6 +78,7 @@ class Evaluate(Stage[EvaluateConfig]):
     ``trajectories.jsonl``. Every role but ``tasks`` is a policy of that name."""
 
     Config = EvaluateConfig
+    packages = TRAIN
     inputs = ("tasks",)
     open_inputs = True
     resumable = True

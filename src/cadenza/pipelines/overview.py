@@ -11,12 +11,13 @@ from rich.table import Table
 from cadenza.core.config import nearest
 from cadenza.core.errors import MissingArtifact
 from cadenza.core.progress import clock
-from cadenza.core.rundb import RunDatabase, StageRecord
-from cadenza.pipelines.run_folder import database_of
+from cadenza.core.rundb import RunDatabase, RunRecord, StageRecord
+from cadenza.pipelines.run_folder import RunFolder, database_of
 
 
 def list_runs(folder: Path, name: str | None = None) -> list[dict[str, Any]]:
-    """Runs under ``folder``, newest first, with their stages, JSON-ready.
+    """Runs under ``folder``, newest first, with their stages, JSON-ready. ``status``: running | finished | failed |
+    interrupted | killed | gone.
 
     Raises:
         MissingArtifact: nothing was run there, or nothing with this name.
@@ -40,7 +41,7 @@ def list_runs(folder: Path, name: str | None = None) -> list[dict[str, Any]]:
                 "name": record.name,
                 "run_dir": str(record.directory),
                 "seed": record.seed,
-                "status": record.status,
+                "status": _status(record),
                 "created": record.created,
                 "updated": record.updated,
                 "machine": record.machine,
@@ -48,6 +49,15 @@ def list_runs(folder: Path, name: str | None = None) -> list[dict[str, Any]]:
             }
             for record in chosen
         ]
+
+
+def _status(record: RunRecord) -> str:
+    """The recorded status, unless the folder knows better: a run that no process works on was killed, and one whose
+    folder was deleted or moved is gone."""
+    folder = RunFolder(record.directory)
+    if not folder.exists:
+        return "gone"
+    return "killed" if record.status == "running" and not folder.in_use() else record.status
 
 
 def _plain(stage: StageRecord) -> dict[str, Any]:
@@ -65,7 +75,7 @@ def _plain(stage: StageRecord) -> dict[str, Any]:
 def runs_table(runs: list[dict[str, Any]], stages: bool) -> Table:
     """A table of runs, or with ``stages`` of every stage of each."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "seed", "stage", "status", "time", "figures") if stages else (
+    for column in ("run", "seed", "folder", "stage", "status", "time", "figures") if stages else (
         "run", "seed", "started", "status", "stages", "folder"
     ):  # fmt: skip
         table.add_column(column, overflow="fold")
@@ -78,7 +88,10 @@ def runs_table(runs: list[dict[str, Any]], stages: bool) -> Table:
         for stage in run["stages"]:
             spent = clock(stage["finished"] - stage["started"]) if stage["finished"] else ""
             note = stage["reason"] or _figures(stage["figures"] or {})
-            table.add_row(run["name"], str(run["seed"]), stage["name"], stage["status"], spent, note)
+            status = run["status"] if stage["status"] == "running" else stage["status"]
+            table.add_row(
+                run["name"], str(run["seed"]), Path(run["run_dir"]).name, stage["name"], status, spent, note
+            )
     return table
 
 

@@ -9,8 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cadenza.core.config import StrictConfig, canonical, digest_of, parse_config, unknown_key
-from cadenza.core.errors import ConfigError
+from pydantic import Field, field_validator
+
+from cadenza.core.config import StrictConfig, canonical, digest_of, nearest, parse_config, unknown_key
+from cadenza.core.errors import ConfigError, MissingArtifact
 from cadenza.core.extras import missing_extra
 from cadenza.core.recipes import load_recipe, to_toml
 from cadenza.pipelines.stages import Stage
@@ -33,9 +35,16 @@ class Recipe(StrictConfig):
     name: str
     description: str = ""
     seed: int = 0
-    needs_memory_gb: float = 0.0
-    needs_disk_gb: float = 0.0
+    needs_memory_gb: float = Field(default=0.0, ge=0)
+    needs_disk_gb: float = Field(default=0.0, ge=0)
     stage: list[dict[str, Any]] = []
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not name or name.startswith(".") or "/" in name or not name.isprintable() or len(name) > 100:
+            raise ValueError("it names a folder: 1 to 100 printable characters, no '/', no '.' at its start")
+        return name
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,27 @@ class Plan:
         for planned in self.stages:
             if planned.name == name:
                 return planned
-        raise unknown_key(name, name, [planned.name for planned in self.stages])
+        names = [planned.name for planned in self.stages]
+        near = nearest(name, names)
+        mend = f"did you mean {near!r}?" if near else "its stages: " + ", ".join(names)
+        raise ConfigError(f"recipe {self.name!r} has no stage {name!r}", mend)
+
+    def require_inputs(self) -> None:
+        """Looks whether the inputs that are paths are there. Raises MissingArtifact naming the first that is not."""
+        for planned in self.stages:
+            for role, source in planned.inputs.items():
+                if isinstance(source, Path):
+                    require_input(planned.name, role, source)
+
+
+def require_input(stage: str, role: str, source: Path) -> Path:
+    """The absolute path of an input that was made elsewhere. Raises MissingArtifact."""
+    path = source.expanduser().absolute()
+    if not path.exists():
+        raise MissingArtifact(
+            f"input {role!r} of stage {stage!r} is not at {source}", "check the path in the recipe"
+        )
+    return path
 
 
 def recipe_folders() -> list[Path]:

@@ -25,6 +25,7 @@ class Report(Stage[ReportConfig]):
 
     Config = ReportConfig
     open_inputs = True
+    copies = ("report.html", "report.json")
 
     def run(self, context: StageContext) -> Figures:
         run = context.database.run(context.run_id)
@@ -51,7 +52,7 @@ class Report(Stage[ReportConfig]):
             notes=self.config.notes,
         )
         report = write_report(context.run_dir, context.out, info)
-        for name in ("report.html", "report.json"):
+        for name in self.copies:
             shutil.copy2(context.out / name, context.run_dir / name)
         console = context.progress.results()
         if console is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from cadenza.core.errors import ServiceDied
+from cadenza.core.extras import TRAIN
 from cadenza.core.types import Rollout, Task
 from cadenza.evaluation.report_inputs import MetricWriter, Span, append_lines
 from cadenza.orchestration.rl_run import RLRun, RunConfig, Services
@@ -31,6 +32,7 @@ class RL(Stage[RLConfig]):
     """Artifact: a model directory (fp32). Input ``model``: the policy it starts from; ``tasks``: the task set."""
 
     Config = RLConfig
+    packages = TRAIN
     inputs = ("model", "tasks")
     resumable = True
 
@@ -66,7 +68,7 @@ class RL(Stage[RLConfig]):
             environment = spawn_environment(placement, config.services, engine, model)
             with (
                 MetricWriter(context.out, context.name) as metrics,
-                context.progress.bar(context.name, config.max_seconds) as bar,
+                context.progress.bar(f"{context.name}, seconds", config.max_seconds) as bar,
             ):
 
                 def on_step(step: int, row: dict[str, Any]) -> None:
@@ -75,12 +77,13 @@ class RL(Stage[RLConfig]):
                     bar.set(
                         min(row["elapsed_s"], config.max_seconds),
                         step=step,
-                        solved=round(row["pass_rate"], 2),
+                        solved=round(row["pass_rate"], 2) if "pass_rate" in row else "-",
                     )
 
                 rl = RLRun(
                     Services(trainer, engine, environment, dtype), tasks, run_config, context.seed_for("rl"),
                     context.database, context.rl_run, context.out / "checkpoint",
+                    on_begin=lambda step, elapsed_s: bar.set(elapsed_s, step=step),
                     on_step=on_step, on_rollout=on_rollout,
                 )  # fmt: skip
                 result = rl.run()

@@ -9,16 +9,17 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cadenza.core.artifacts import discard
 from cadenza.core.errors import ConfigError, CorruptArtifact
-from cadenza.core.files import disk_errors, read_json, write_json
+from cadenza.core.files import disk_errors, read_table, write_json
 
 FORMAT = 1
 IDENTITY = "run.json"
+_MEND = "restore it, or use another --run-dir"
 
 
 def database_of(folder: Path) -> Path | str:
@@ -63,20 +64,34 @@ class RunFolder:
         if not self.exists:
             with disk_errors(self.path):
                 write_json(self.path / IDENTITY, {"format": FORMAT, "id": uuid.uuid4().hex})
-        table = read_json(self.path / IDENTITY)
-        if (
-            not isinstance(table, dict)
-            or table.get("format") != FORMAT
-            or not isinstance(table.get("id"), str)
-        ):
-            raise CorruptArtifact(f"{self.path / IDENTITY} is not of this version", "use another --run-dir")
+        table = read_table(self.path / IDENTITY, _MEND)
+        if table.get("format") != FORMAT or not isinstance(table.get("id"), str):
+            raise CorruptArtifact(f"{self.path / IDENTITY} is not of this version", _MEND)
         return table["id"]
 
-    def clear(self, stages: list[str]) -> None:
-        """Removes the artifacts of ``stages``, finished and partial."""
+    def restore_identity(self, run_id: str) -> None:
+        """Writes a lost ``run.json`` anew from what the run database says."""
+        with disk_errors(self.path):
+            write_json(self.path / IDENTITY, {"format": FORMAT, "id": run_id})
+
+    def in_use(self) -> bool:
+        """Whether a process runs this folder now."""
+        try:
+            with (self.path / "lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no such folder, or no run was begun in it
+            return False
+        return False
+
+    def clear(self, stages: list[str], copies: Iterable[str] = ()) -> None:
+        """Removes the artifacts of ``stages``, finished and partial, and the ``copies`` that they put beside them."""
         for stage in stages:
             discard(self.artifact(stage))
             discard(self.partial(stage))
+        for name in copies:
+            (self.path / name).unlink(missing_ok=True)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -93,7 +108,7 @@ class RunFolder:
                         f"{self.path} holds files that are not a run's", "choose another --run-dir"
                     )
                 file = (self.path / "lock").open("a+")
-            except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            except (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
                 raise ConfigError(
                     f"cannot use {self.path} as a run folder: {error.strerror}", "choose another --run-dir"
                 ) from None

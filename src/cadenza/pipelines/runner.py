@@ -29,15 +29,15 @@ from cadenza.core.errors import (
     MissingArtifact,
     ResourceExhausted,
 )
-from cadenza.core.extras import missing_extra
-from cadenza.core.files import disk_full, is_disk_full, read_json, write_bytes, write_json
+from cadenza.core.extras import missing_extra, require_packages
+from cadenza.core.files import disk_full, is_disk_full, read_table, write_bytes, write_json
 from cadenza.core.memory import is_out_of_memory, out_of_memory
 from cadenza.core.progress import Progress, clock
 from cadenza.core.rundb import RunDatabase, rl_run_id
 from cadenza.core.telemetry import Telemetry
 from cadenza.core.types import to_plain
 from cadenza.orchestration.placement import OPENMP
-from cadenza.pipelines.plan import Plan, PlannedStage
+from cadenza.pipelines.plan import Plan, PlannedStage, require_input
 from cadenza.pipelines.run_folder import RunFolder
 from cadenza.pipelines.stages import Figures, StageContext
 
@@ -46,6 +46,12 @@ for _name, _value in OPENMP.items():  # before a stage loads torch
     os.environ.setdefault(_name, _value)
 _SAME = "the same command"  # in mends
 BEGUN = ".stage.json"  # in a partial artifact: whose configuration it belongs to
+_ABOUT = {
+    "config_digest": str,
+    "inputs": dict,
+    "figures": dict,
+    "seconds": (int, float),
+}  # of a stage's manifest
 
 
 @dataclass(frozen=True)
@@ -98,16 +104,20 @@ def run_plan(
             f"recipe {plan.name!r} has no stages", "add a [[stage]] table, or extend another recipe"
         )
     folder = RunFolder(run_dir)
+    _restore_identity(folder)
     if resume and not folder.exists:
         raise MissingArtifact(f"no run to resume at {folder.path}", "check --run-dir, or leave out --resume")
     if restart_from is not None:
         plan.stage_named(restart_from)
-    unfinished = any(not folder.artifact(stage.name).is_dir() for stage in plan.stages)
+    plan.require_inputs()
+    unfinished = [stage for stage in plan.stages if not folder.artifact(stage.name).is_dir()]
+    for planned in unfinished:
+        require_packages(planned.stage.packages, f"stage {planned.name!r}")
     if unfinished or fresh or restart_from is not None:
         _check_room(plan, folder.path)
     with folder.lock(), ExitStack() as owned:
         if fresh and folder.exists:
-            folder.clear([stage.name for stage in plan.stages])
+            _clear(plan, folder, [stage.name for stage in plan.stages])
             (folder.path / "run.json").unlink()
         run_id = folder.identity()
         database = owned.enter_context(RunDatabase.open(folder.database))
@@ -144,7 +154,7 @@ class _Run:
         self.verified: set[Path] = set()
 
     def forget(self, stages: list[str]) -> None:
-        self.folder.clear(stages)
+        _clear(self.plan, self.folder, stages)
         for name in stages:
             self.database.forget_stage(self.run_id, name)
 
@@ -182,32 +192,50 @@ class _Run:
     def _check_unchanged(self) -> None:
         """Refuses, before anything runs, when a finished or begun stage was asked for with another configuration."""
         for planned in self.plan.stages:
-            final, partial = self.folder.artifact(planned.name), self.folder.partial(planned.name)
+            final = self.folder.artifact(planned.name)
+            if final.exists() and not final.is_dir():
+                raise ConfigError(
+                    f"{final} is in the way of stage {planned.name!r}",
+                    "move it away, or use another --run-dir",
+                )
             if final.is_dir():
                 about = self._manifest(planned).about
                 state = "finished"
-            elif (partial / BEGUN).is_file():
-                about, state = read_json(partial / BEGUN), "begun"
+            elif (begun := self._begun(planned)) is not None:
+                about, state = begun, "begun"
             else:
                 continue
             if about.get("config_digest") == planned.digest:
                 continue
             if state == "begun" and not planned.stage.resumable:
                 continue  # nothing in it would be used again
-            changed = differences(about.get("settings", {}), planned.settings)
+            settings = about.get("settings")
+            changed = differences(settings if isinstance(settings, dict) else {}, planned.settings)
             shown = "; ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
             raise ConfigError(
                 f"stage {planned.name!r} was {state} with another configuration ({shown or 'an input changed'})",
                 f"add --restart-from {planned.name} to make it again, or use another --run-dir",
             )
 
-    def _manifest(self, planned: PlannedStage) -> Manifest:
+    def _begun(self, planned: PlannedStage) -> dict[str, Any] | None:
+        """What an unfinished attempt at a stage recorded when it began, None when there is none."""
+        partial = self.folder.partial(planned.name)
         try:
-            return read_manifest(self.folder.artifact(planned.name))
+            return read_table(partial / BEGUN, f"remove {partial} and run {_SAME} again")
+        except FileNotFoundError:
+            return None
+
+    def _manifest(self, planned: PlannedStage) -> Manifest:
+        mend = f"restore it, or add --restart-from {planned.name} to make it again"
+        path = self.folder.artifact(planned.name)
+        try:
+            manifest = read_manifest(path)
         except (MissingArtifact, CorruptArtifact) as error:
-            raise CorruptArtifact(
-                error.cause, f"restore it, or add --restart-from {planned.name} to make it again"
-            ) from None
+            raise CorruptArtifact(error.cause, mend) from None
+        for key, kind in _ABOUT.items():
+            if not isinstance(manifest.about.get(key), kind):
+                raise CorruptArtifact(f"{path / MANIFEST} does not say its {key}", mend)
+        return manifest
 
     def _finished(self, planned: PlannedStage, number: int) -> StageOutcome | None:
         """The outcome of a stage that is finished already; also mends its record in the database."""
@@ -249,12 +277,7 @@ class _Run:
                 paths[role] = self.folder.artifact(source)
                 digests[role] = self._verified(paths[role], source, deep).digest
                 continue
-            paths[role] = source.expanduser().absolute()
-            if not paths[role].exists():
-                raise MissingArtifact(
-                    f"input {role!r} of stage {planned.name!r} is not at {source}",
-                    "check the path in the recipe",
-                )
+            paths[role] = require_input(planned.name, role, source)
             if (paths[role] / MANIFEST).is_file():
                 digests[role] = verify(paths[role], deep).digest
         return paths, digests
@@ -291,9 +314,9 @@ class _Run:
     def _open_partial(self, planned: PlannedStage) -> tuple[Path, float | None]:
         """The folder to fill, and the seconds spent on it earlier, None when it starts empty."""
         partial = self.folder.partial(planned.name)
-        begun = read_json(partial / BEGUN) if (partial / BEGUN).is_file() else None
+        begun = self._begun(planned)
         if planned.stage.resumable and begun is not None:
-            return partial, float(begun.get("seconds", 0.0))
+            return partial, _seconds(begun)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         write_json(
@@ -342,11 +365,33 @@ class _Run:
         return told
 
     def _add_seconds(self, planned: PlannedStage, seconds: float) -> None:
-        path = self.folder.partial(planned.name) / BEGUN
-        if path.is_file():
-            begun: dict[str, Any] = read_json(path)
-            begun["seconds"] = float(begun.get("seconds", 0.0)) + seconds
-            write_json(path, begun)
+        begun = self._begun(planned)
+        if begun is not None:
+            begun["seconds"] = _seconds(begun) + seconds
+            write_json(self.folder.partial(planned.name) / BEGUN, begun)
+
+
+def _clear(plan: Plan, folder: RunFolder, stages: list[str]) -> None:
+    folder.clear(stages, [copy for name in stages for copy in plan.stage_named(name).stage.copies])
+
+
+def _seconds(begun: dict[str, Any]) -> float:
+    """How long an unfinished attempt has worked so far."""
+    seconds = begun.get("seconds")
+    return float(seconds) if isinstance(seconds, (int, float)) else 0.0
+
+
+def _restore_identity(folder: RunFolder) -> None:
+    """A run whose ``run.json`` was lost is still known to the run database, by its folder."""
+    location = folder.database
+    if folder.exists or not (folder.path / "recipe.toml").is_file():
+        return
+    if isinstance(location, Path) and not location.is_file():
+        return
+    with RunDatabase.open(location) as database:
+        known = [record.id for record in database.runs() if record.directory == folder.path]
+    if known:
+        folder.restore_identity(known[0])
 
 
 def _check_room(plan: Plan, path: Path) -> None:

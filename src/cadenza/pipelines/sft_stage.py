@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from cadenza.core.config import StrictConfig
+from cadenza.core.extras import TRAIN
 from cadenza.evaluation.report_inputs import read_metrics
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.rollouts.record import read_rollouts
@@ -35,6 +36,7 @@ class Sft(Stage[SftConfig]):
     """Artifact: a model directory. Input ``model`` is the policy it starts from."""
 
     Config = SftConfig
+    packages = TRAIN
     inputs = ("model", "demonstrations")
     resumable = True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Iterable
@@ -23,6 +24,9 @@ from cadenza.core.types import FORMAT_VERSION, Task
 
 MANIFEST = "manifest.json"
 SOURCE = "cadenza/planted"
+_ID = re.compile(
+    "[0-9a-f]{16}"
+)  # of a task, see content_id: a manifest names folders beside it and no others
 _DOCKERFILE = """\
 FROM python:3.11.9-slim
 RUN pip install --no-cache-dir pytest==8.4.2
@@ -196,14 +200,18 @@ def load_tasks(directory: Path) -> list[Task]:
     """
     path = Path(directory) / MANIFEST
     if not path.is_file():
-        raise MissingArtifact(f"no finished task set in {directory}", "generate it first")
+        inside = sorted(str(p.parent) for p in Path(directory).glob(f"*/{MANIFEST}"))
+        raise MissingArtifact(
+            f"no finished task set in {directory}",
+            f"name one of those in it: {', '.join(inside)}" if inside else "generate it first",
+        )
     manifest = _manifest(path)
     if manifest.get("format_version") != FORMAT_VERSION:
         raise CorruptArtifact(
             f"{path} has format {manifest.get('format_version')}", "generate the tasks again"
         )
     ids = manifest.get("ids")
-    if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
+    if not isinstance(ids, list) or not all(isinstance(id, str) and _ID.fullmatch(id) for id in ids):
         raise CorruptArtifact(f"{path} names no tasks", "generate the tasks again")
     return [load_task(Path(directory) / id) for id in ids]
 

@@ -206,6 +206,24 @@ class _Sums:
     lag: float = 0.0
     max_lag: int = 0
 
+    def means(self) -> dict[str, float]:
+        """Per token of the kind each is about, where there was one."""
+        found: dict[str, float] = {}
+        if self.tokens:
+            found = {
+                "entropy": self.entropy / self.tokens,
+                "importance_weight": self.weight / self.tokens,
+                "importance_capped": self.capped / self.tokens,
+                "staleness_mean": self.lag / self.tokens,
+                "staleness_max": float(self.max_lag),
+            }
+        if self.same_version:
+            found["k3"] = self.parity_k3 / self.same_version
+            found["logprob_gap"] = self.parity_abs / self.same_version
+        if drifted := self.tokens - self.same_version:
+            found["drift_k3"] = self.drift_k3 / drifted
+        return found
+
 
 def rl_step(
     model: PolicyModel,
@@ -219,7 +237,7 @@ def rl_step(
     progress: float = 0.0,
 ) -> dict[str, float]:
     """One update of ``model``, whose weights are policy ``version``, when ``progress`` (0..1) of the run is over.
-    Returns the step's metrics.
+    Returns the step's metrics; a mean over no token is left out, not 0.
 
     Raises TrainingDiverged when the gradient is not finite: the weights are then untouched.
     """
@@ -252,7 +270,6 @@ def rl_step(
             group["lr"] = config.lr * config.lr_scale(version, progress)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    n = max(1, sums.tokens)
     return {
         "loss": sums.loss,
         "grad_norm": grad_norm,
@@ -260,15 +277,8 @@ def rl_step(
         "trained_tokens": float(sums.tokens),
         "trained_samples": float(len(batch.samples)),
         "padded_tokens": float(sum(p.ids_BT.numel() for p in packed)),
-        "entropy": sums.entropy / n,
-        "importance_weight": sums.weight / n,
-        "importance_capped": sums.capped / n,
         "parity_tokens": float(sums.same_version),
-        "k3": sums.parity_k3 / max(1, sums.same_version),
-        "logprob_gap": sums.parity_abs / max(1, sums.same_version),
-        "drift_k3": sums.drift_k3 / max(1, sums.tokens - sums.same_version),
-        "staleness_mean": sums.lag / n,
-        "staleness_max": float(sums.max_lag),
+        **sums.means(),
         "broken_segments": float(batch.broken),
         "masked_overlong": float(batch.masked_overlong),
         "train_s": time.perf_counter() - started,
