@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from services_made import Adder, Refuses
@@ -94,12 +96,14 @@ def test_ray_answers_sigterm_in_the_place_of_the_run():
 
 
 @pytest.mark.slow
-def test_ray_actors_break_a_promise_or_a_killed_one_hangs_its_caller(monkeypatch):
+def test_ray_actors_break_a_promise_or_a_killed_one_hangs_its_caller(monkeypatch, capfd):
     folder = os.path.dirname(__file__)
     paths = [folder, os.path.join(folder, "..", "..", "src"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))  # for the workers
     with RayPlacement() as placement:
         behaves(placement)
+        told = threading.Event()
+        monkeypatch.setattr(logging.getLogger("cadenza.ray"), "warning", lambda *_: told.set())
         adder = placement.spawn("adder", Adder, 0)
         process = adder.call("where").result(DEADLINE_S)
         waiting = adder.call("wait")
@@ -107,3 +111,5 @@ def test_ray_actors_break_a_promise_or_a_killed_one_hangs_its_caller(monkeypatch
         died = first_error(lambda: waiting.result(DEADLINE_S))
         assert type(died) is ServiceDied and "memory" in died.mend  # the usual reason why a system kills one
         assert type(first_error(lambda: adder.call("add", 1).result(DEADLINE_S))) is ServiceDied
+        assert told.wait(DEADLINE_S)
+    assert capfd.readouterr().out == ""  # stdout may belong to a JSON object

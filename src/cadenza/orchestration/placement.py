@@ -173,6 +173,18 @@ class _Actor(Remote):
         return error
 
 
+def _deaths_into_the_log() -> None:
+    """Ray prints a paragraph on a worker's death to stdout, where scripts read JSON, whatever its logging switches say.
+    The caller of that worker gets a typed error anyway."""
+    from ray._private import worker
+
+    def log(data: dict[str, Any], ignore_prefix: bool) -> None:
+        del ignore_prefix
+        logging.getLogger("cadenza.ray").warning("%s", "\n".join(data["lines"]))
+
+    worker.print_to_stdstream = log
+
+
 class RayPlacement(Placement):
     """Services as Ray actors, on this machine or on the cluster that ``address`` names.
 
@@ -205,6 +217,7 @@ class RayPlacement(Placement):
         if threading.current_thread() is threading.main_thread():
             # Ray puts handlers of its own there, in Python and below, that end the process with no word or with a dump.
             signal.signal(signal.SIGTERM, term if term is not None else signal.SIG_DFL)
+        _deaths_into_the_log()
         self._owns_ray = address is None
 
     def spawn(self, name: str, service: type, *args: Any, threads: int = 1, concurrency: int = 4) -> Remote:
