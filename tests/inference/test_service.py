@@ -13,12 +13,15 @@ import pytest
 import torch
 from model_made import policy, request
 
-from cadenza.core.errors import ServiceDied
+from cadenza.core.errors import DeadlineExceeded, ServiceDied
 from cadenza.inference.client import EngineClient
 from cadenza.inference.requests import EngineConfig
 from cadenza.inference.service import EngineService
+from cadenza.model.digest import weights_digest
 from cadenza.model.hf import load_model, save_model
 from cadenza.tokens import CompactRenderer, Sampling, SessionLost, Tokenizer
+from cadenza.weights import ChainAddress, Publisher
+from cadenza.weights.tensors import state_of
 
 pytestmark = pytest.mark.needs_train
 CONFIG = EngineConfig(slots=2, max_context=64, dtype="float32")
@@ -73,6 +76,21 @@ def test_work_and_swaps_leave_no_spans_or_leave_them_twice(service, directory):
     assert [start == end for lane, start, end in spans if lane == "weights"] == [True]
     assert 0 < service.stats()["busy_s"] <= service.stats()["wall_s"]
     assert not [lane for lane, _, _ in service.take_spans() if lane == "weights"]
+
+
+def test_a_version_that_was_followed_is_not_the_one_that_is_served(service, directory, renderer, tmp_path):
+    other = policy(7, vocab_size=renderer.tokenizer.vocab_size)
+    tensors = {name: t.detach() for name, t in other.state_dict().items()}
+    chain = ChainAddress(str(tmp_path))
+    with Publisher.at(chain) as publisher:
+        publisher.publish(3, state_of(tensors), weights_digest(tensors))
+        assert service.follow(chain, 2, DEADLINE_S).version == 3
+    (done,) = service.exchange("a", [request("a/0", [1, 2, 3])], [], DEADLINE_S)
+    assert done.weights == {3: weights_digest(tensors)}
+    with pytest.raises(DeadlineExceeded, match="version 4"):
+        service.follow(chain, 4, 0.05)
+    (done,) = service.exchange("a", [request("a/1", [1, 2, 3])], [], DEADLINE_S)
+    assert set(done.weights) == {3}
 
 
 def test_a_dead_engine_looks_busy_for_ever(service, monkeypatch):

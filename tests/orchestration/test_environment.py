@@ -23,6 +23,7 @@ from cadenza.tasks.generate import GeneratorConfig, generate_split
 from cadenza.tokens import Tokenizer
 from cadenza.training.config import RLStepConfig
 from cadenza.training.trainer import TrainerService
+from cadenza.weights import ChainAddress
 
 pytestmark = [pytest.mark.needs_train, pytest.mark.needs_namespaces]
 CONFIG = EnvironmentConfig(agent=Limits(max_turns=2, max_tokens_per_turn=8, wall_s=30.0))
@@ -89,16 +90,18 @@ def test_a_real_run_does_not_come_to_its_end(made, tmp_path):
         step_deadline_s=60.0, idle_deadline_s=60.0,
     )  # fmt: skip
     with InProcess() as placement, RunDatabase.open(tmp_path / "cadenza.db") as database:
+        chain = ChainAddress(str(tmp_path / "store"))
         engine = placement.spawn("engine", EngineService, str(model), ENGINE)
-        trainer = placement.spawn("trainer", TrainerService, str(model), step, 1, False)
+        trainer = placement.spawn("trainer", TrainerService, str(model), step, 1, False, chain)
         environment = placement.spawn("environment", EnvironmentService, engine, str(model), CONFIG)
         run = RLRun(
-            Services(trainer, engine, environment, "float32"), tasks, config, 0, database, "run/rl", tmp_path / "c",
+            Services(trainer, engine, environment, "float32", chain), tasks, config, 0, database, "run/rl", tmp_path / "c",
             on_step=lambda _step, row: rows.append(row), on_rollout=lambda _task, rollout: rollouts.append(rollout),
         )  # fmt: skip
         result = run.run()
         assert (result.steps, result.stopped) == (2, "steps") and len(rows) == 2 and len(rollouts) == 4
         assert {e.status for e in database.ledger("run/rl")} == {"trained"}
+        assert all(0 < row["delta_bytes"] and row["weights_bytes"] > 0 and row["sync_s"] > 0 for row in rows)
         digests = {p.version: p.digest for p in database.policies("run/rl")}
         assert set(digests) == {0, 1, 2} and environment.call("stats").result(10)["active"] == 0.0
         for rollout in rollouts:
@@ -108,7 +111,7 @@ def test_a_real_run_does_not_come_to_its_end(made, tmp_path):
                 echoed = parse_weights(s.digests["weights"])
                 assert set(s.version_S) == set(echoed) and echoed.items() <= digests.items()
         again = RLRun(
-            Services(trainer, engine, environment, "float32"), tasks, config, 0, database, "run/rl", tmp_path / "c",
+            Services(trainer, engine, environment, "float32", chain), tasks, config, 0, database, "run/rl", tmp_path / "c",
             on_step=lambda _step, row: rows.append(row),
         ).run()  # fmt: skip
         assert (again.steps, again.stopped, len(rows)) == (2, "steps", 2)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from world_made import Disk, Habits, Killed, MortalDatabase, Steps, World, tasks
+from world_made import CHAIN, Disk, Habits, Killed, MortalDatabase, Steps, World, tasks
 
 from cadenza.core.errors import CadenzaError, DeadlineExceeded, ServiceDied
 from cadenza.core.rundb import RunDatabase
@@ -46,7 +46,7 @@ class Trial:
         world = World(seed, self.disk, self.habits, kill_at)
         database: Any = MortalDatabase(self.database, world)
         run = RLRun(
-            Services(world.trainer, world.engine, world.environment, "float32"), self.tasks, self.config, 0,
+            Services(world.trainer, world.engine, world.environment, "float32", CHAIN), self.tasks, self.config, 0,
             database, self.name, self.disk.folder, on_step=self.steps, clock=world.clock,
         )  # fmt: skip
         result = run.run()
@@ -208,7 +208,7 @@ def test_a_dead_engine_uses_up_every_prompt(place):
     trial = Trial(place, config, 30, Habits(fail_share=1.0, finish=1.0))
     world = Broken(0, trial.disk, trial.habits)
     run = RLRun(
-        Services(world.trainer, world.engine, world.environment, "float32"), trial.tasks, config, 0,
+        Services(world.trainer, world.engine, world.environment, "float32", CHAIN), trial.tasks, config, 0,
         trial.database, trial.name, trial.disk.folder, on_step=trial.steps, clock=world.clock,
     )  # fmt: skip
     with pytest.raises(ServiceDied, match="engine failed"):
@@ -256,7 +256,7 @@ def test_trainer_and_engine_disagree_and_the_run_goes_on_or_dies_of_its_own_mess
     trial = Trial(place, RunConfig(group_size=2, groups_per_step=1), 30, Habits(finish=1.0))
     world = Apart(0, trial.disk, trial.habits)
     run = RLRun(
-        Services(world.trainer, world.engine, world.environment, "bfloat16"), trial.tasks, trial.config, 0,
+        Services(world.trainer, world.engine, world.environment, "bfloat16", CHAIN), trial.tasks, trial.config, 0,
         trial.database, trial.name, trial.disk.folder, on_step=trial.steps, clock=world.clock,
     )  # fmt: skip
     with pytest.raises(CadenzaError, match="0.5 > 0.01"):

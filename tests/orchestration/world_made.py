@@ -20,8 +20,10 @@ from cadenza.core.errors import RolloutFailure
 from cadenza.core.types import Rollout, Segment, Task, Verdict
 from cadenza.orchestration.environment import Order, lost, replace_id
 from cadenza.orchestration.placement import Remote
+from cadenza.weights import ChainAddress, Link
 
 TICK_S = 0.25
+CHAIN = ChainAddress("memory://world")
 
 
 class Killed(BaseException):
@@ -108,12 +110,12 @@ class World:
         self.step = (Future(), [g[0].task_id for g in groups])
         return self.step[0]
 
-    def trainer_weights(self, _dtype: str) -> Any:
+    def trainer_publish(self, _dtype: str) -> str:
         if (
             self.swap is not None
         ):  # the reconciler waits for the last swap before the next, and no tick would come
             self._swapped()
-        return {"made_by_step": len(self.history)}, f"digest-{len(self.history)}"
+        return f"digest-{len(self.history)}"
 
     def trainer_save(self, _folder: str) -> None:
         self.disk.save(self.history)
@@ -127,12 +129,13 @@ class World:
 
     # engine
 
-    def engine_load(self, state: dict, version: int) -> Future[Any]:
-        assert state == {"made_by_step": version} and self.swap is None
+    def engine_follow(self, chain: ChainAddress, version: int, _deadline_s: float) -> Future[Any]:
+        assert chain == CHAIN and version == len(self.history) and self.swap is None
         self.swap = (Future(), version)
         if not self.trials:  # nothing ticks while nobody waits for a trial
+            future = self.swap[0]
             self._swapped()
-            return _done(None)
+            return future
         if self.rng.random() < 0.5:
             future = self.swap[0]
             self._swapped()
@@ -142,7 +145,7 @@ class World:
     def _swapped(self) -> None:
         assert self.swap is not None
         (future, self.serving), self.swap = self.swap, None
-        future.set_result(None)
+        future.set_result(Link(self.serving, None, "", "", f"digest-{self.serving}", "", 10, 100))
 
     def engine_set_threads(self, _threads: int) -> None: ...
 

@@ -17,8 +17,11 @@ from cadenza.model.hf import save_model
 from cadenza.training import checkpoint
 from cadenza.training.config import RLStepConfig
 from cadenza.training.trainer import CHECKPOINT, TrainerService
+from cadenza.weights import ChainAddress, Follower
+from cadenza.weights.tensors import tensors_of
 
 pytestmark = pytest.mark.needs_train
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +31,26 @@ def directory(tmp_path_factory) -> Path:
     return folder
 
 
-def trainer(directory: Path, **keys) -> TrainerService:
-    return TrainerService(str(directory), RLStepConfig(**keys), threads=1, bf16=False)
+@pytest.fixture
+def trainer(tmp_path):
+    """Makes trainers that publish into a chain each."""
+    made: list[TrainerService] = []
+
+    def make(directory: Path, **keys) -> TrainerService:
+        chain = ChainAddress(str(tmp_path / "store"), f"chain{len(made)}")
+        made.append(TrainerService(str(directory), RLStepConfig(**keys), threads=1, bf16=False, chain=chain))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
 
 
 def groups(trainer: TrainerService, seed: int, **changes) -> list:
     """One group of samples of the trainer's version."""
-    made = {"version": trainer.version, "weights": trainer.weights("float32")[1], **changes}
+    made = {"version": trainer.version, **changes}
+    if "weights" not in made:
+        made["weights"] = trainer.publish("float32")
     samples = [segment(trainer.model, seed + i, **made) for i in range(4)]
     return [[rollout(f"g/{i}", float(i % 2), [sample]) for i, sample in enumerate(samples)]]
 
@@ -43,7 +59,7 @@ def bits(t: TrainerService) -> str:
     return weights_digest(t.model.state_dict())
 
 
-def test_a_step_on_zero_advantages_changes_the_weights(directory):
+def test_a_step_on_zero_advantages_changes_the_weights(trainer, directory):
     t = trainer(directory, weight_decay=0.1)
     before = bits(t)
     same = [dataclasses.replace(r, reward=1.0) for r in groups(t, 0)[0]]
@@ -56,7 +72,7 @@ def test_a_step_on_zero_advantages_changes_the_weights(directory):
 @pytest.mark.parametrize(
     "changes", [{"version": 1}, {"weights": "0123456789abcdef"}, {"version": -1, "weights": ""}]
 )
-def test_a_sample_of_weights_never_handed_out_is_trained_on(directory, changes):
+def test_a_sample_of_weights_never_handed_out_is_trained_on(trainer, directory, changes):
     """Of a version not made yet, of other weights under a version that was made, of no policy at all."""
     t = trainer(directory)
     with pytest.raises(ForeignSample, match=rf"version {changes.get('version', 0)}"):
@@ -64,7 +80,7 @@ def test_a_sample_of_weights_never_handed_out_is_trained_on(directory, changes):
     assert t.version == 0
 
 
-def test_samples_of_an_earlier_process_are_trained_on_after_a_restore(directory, tmp_path):
+def test_samples_of_an_earlier_process_are_trained_on_after_a_restore(trainer, directory, tmp_path):
     t = trainer(directory)
     old = groups(t, 1)
     t.step(groups(t, 2))
@@ -74,7 +90,7 @@ def test_samples_of_an_earlier_process_are_trained_on_after_a_restore(directory,
         t.step(old)
 
 
-def test_a_restored_trainer_takes_another_next_step(directory, tmp_path):
+def test_a_restored_trainer_takes_another_next_step(trainer, directory, tmp_path):
     kept = trainer(directory)
     for seed in (1, 2, 3):
         kept.step(groups(kept, seed))
@@ -108,7 +124,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_loaded_or_a_stack_trace(directory, tmp_path, damage):
+def test_a_damaged_checkpoint_is_loaded_or_a_stack_trace(trainer, directory, tmp_path, damage):
     t = trainer(directory)
     t.save(str(tmp_path))
     DAMAGES[damage](tmp_path / CHECKPOINT)
@@ -118,7 +134,7 @@ def test_a_damaged_checkpoint_is_loaded_or_a_stack_trace(directory, tmp_path, da
         t.restore(str(tmp_path / "nowhere"))
 
 
-def test_too_little_memory_is_told_as_a_damaged_checkpoint(directory, tmp_path, monkeypatch):
+def test_too_little_memory_is_told_as_a_damaged_checkpoint(trainer, directory, tmp_path, monkeypatch):
     t = trainer(directory)
     t.save(str(tmp_path))
 
@@ -130,7 +146,7 @@ def test_too_little_memory_is_told_as_a_damaged_checkpoint(directory, tmp_path, 
         t.restore(str(tmp_path))
 
 
-def test_a_kill_while_saving_loses_the_last_checkpoint(directory, tmp_path, monkeypatch):
+def test_a_kill_while_saving_loses_the_last_checkpoint(trainer, directory, tmp_path, monkeypatch):
     t = trainer(directory)
     t.save(str(tmp_path))
 
@@ -146,7 +162,7 @@ def test_a_kill_while_saving_loses_the_last_checkpoint(directory, tmp_path, monk
     assert trainer(directory).restore(str(tmp_path)) == 0
 
 
-def test_a_full_disk_is_a_stack_trace_or_leaves_half_a_checkpoint(directory, tmp_path):
+def test_a_full_disk_is_a_stack_trace_or_leaves_half_a_checkpoint(trainer, directory, tmp_path):
     t = trainer(directory)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
@@ -158,17 +174,39 @@ def test_a_full_disk_is_a_stack_trace_or_leaves_half_a_checkpoint(directory, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_published_weights_change_with_the_next_step(directory):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_published_weights_change_with_the_next_step(trainer, directory, dtype):
     t = trainer(directory)
-    for dtype in ("float32", "bfloat16"):
-        state, digest = t.weights(dtype)
-        copies = {k: v.clone() for k, v in state.items()}
-        t.step(groups(t, 1))
-        assert all(torch.equal(v, copies[k]) for k, v in state.items())
-        assert weights_digest(state) == digest != t.weights(dtype)[1]
+    follower = Follower.at(t.chain)
+    first = t.publish(dtype)
+    follower.wait_for(0, DEADLINE_S)
+    before = tensors_of(follower.state)
+    assert {v.dtype for v in before.values()} == {getattr(torch, dtype)}
+    t.step(groups(t, 1, weights=first))
+    second = t.publish(dtype)
+    assert follower.wait_for(1, DEADLINE_S).digest == second
+    assert weights_digest(before) == first != second == weights_digest(tensors_of(follower.state))
 
 
-def test_cores_given_to_the_trainer_in_one_thread_while_it_steps_in_another(directory):
+def test_an_upload_that_failed_goes_unnoticed(trainer, directory, monkeypatch):
+    t = trainer(directory)
+    first = t.publish("float32")
+
+    def full(*_):
+        raise ResourceExhausted("no space left", "free some")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cadenza.core.store.ObjectStore.put", full)
+        t.step(groups(t, 1, weights=first))
+        second = t.publish("float32")
+        with pytest.raises(ResourceExhausted):
+            t.published.result(DEADLINE_S)
+        t.step(groups(t, 2, weights=second))
+        with pytest.raises(ResourceExhausted):
+            t.publish("float32")
+
+
+def test_cores_given_to_the_trainer_in_one_thread_while_it_steps_in_another(trainer, directory):
     t = trainer(directory)
     seen: list[int] = []
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from cadenza.core.busy import BusyClock
 from cadenza.core.errors import ServiceDied
 from cadenza.inference.requests import Completion, EngineConfig, Request
+from cadenza.weights import ChainAddress, Follower, Link
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,9 @@ class EngineService:
         self._outbox: dict[str, list[Completion]] = defaultdict(list)
         self._inbox: list[tuple[str, Request]] = []
         self._closed: list[str] = []
+        self._chain: ChainAddress | None = None
+        self._follower: Follower | None = None
+        self._following = threading.Lock()
         self._failure: str | None = None
         self._stopping = False
         self._at_work = BusyClock()
@@ -63,6 +67,23 @@ class EngineService:
             self._check()
             done, self._outbox[client] = self._outbox[client], []
             return done
+
+    def follow(self, chain: ChainAddress, version: int, deadline_s: float) -> Link:
+        """Goes to ``version`` of a chain, or a later one, when it has been published; returns its link. Requests handed
+        over after this returns are sampled under it. Fetching and rebuilding go on beside decoding.
+
+        Raises ServiceDied, DeadlineExceeded, or what a follower raises: it then serves what it served.
+        """
+        from cadenza.weights.tensors import tensors_of
+
+        with self._following:
+            if self._chain != chain:
+                self._chain, self._follower = chain, Follower.at(chain)
+            assert self._follower is not None
+            link = self._follower.wait_for(version, deadline_s)
+            assert self._follower.state is not None
+            self.load(tensors_of(self._follower.state), link.version)
+        return link
 
     def load(self, state: dict[str, Tensor], version: int) -> None:
         """New weights, swapped in between two decode steps while requests stay alive. Requests handed over after

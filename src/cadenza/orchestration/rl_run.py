@@ -38,6 +38,7 @@ from cadenza.training.config import RLStepConfig
 
 if TYPE_CHECKING:  # a dry run reads only the configuration above and need not wait for SQLAlchemy
     from cadenza.core.rundb import RunDatabase
+    from cadenza.weights import ChainAddress, Link
 
 
 class RunConfig(StrictConfig):
@@ -90,12 +91,13 @@ class _Group:
 
 @dataclass(frozen=True)
 class Services:
-    """The three services of a run, spawned by the caller."""
+    """The three services of a run, spawned by the caller, and the chain that ``trainer`` publishes to."""
 
     trainer: Remote
     engine: Remote
     environment: Remote
     serving_dtype: str
+    chain: ChainAddress
 
 
 @dataclass
@@ -139,7 +141,8 @@ class RLRun:
         self.ready: list[_Group] = []
         self.retry_later: list[str] = []  # prompts planned before a crash, not trained yet
         self.training: tuple[Future[Any], list[_Group], float] | None = None
-        self.loading: tuple[Future[Any], int] | None = None
+        self.loading: tuple[Future[Link], float] | None = None  # the engine on its way, and since when
+        self.swapped: dict[str, float] = {}  # of the last one that arrived
         self.collecting: Future[Any] | None = None
         self.counts: Counter[str] = Counter()
         self.busy_trainer = 0.0
@@ -375,6 +378,7 @@ class RLRun:
             "group_lag": statistics.fmean(self.version - 1 - g.version for g in groups),
             "in_flight": float(len(self.flight)),
             "ready": float(len(self.ready)),
+            **self.swapped,
             "elapsed_s": self.elapsed_before + now - started,
             "step_s": now - begun,
             **{k: float(v) for k, v in self.counts.items()},
@@ -398,13 +402,17 @@ class RLRun:
         self.on_step(self.version, row)
 
     def _publish(self, wait: bool) -> str:
-        state, digest = self._call(self.services.trainer, "weights", self.services.serving_dtype)
+        begun = self.clock()
+        digest = self._call(self.services.trainer, "publish", self.services.serving_dtype)
         self.database.add_policy(
             self.rl_run, Policy("policy", self.version, self.version - 1 if self.version else None, digest)
         )
         if self.loading is not None:
             self._loaded()
-        self.loading = (self.services.engine.call("load", state, self.version), self.version)
+        following = self.services.engine.call(
+            "follow", self.services.chain, self.version, self.config.step_deadline_s / 2
+        )
+        self.loading = (following, begun)
         if wait:
             self._loaded()
         return digest
@@ -412,9 +420,14 @@ class RLRun:
     def _loaded(self) -> None:
         """Waits until the engine has the weights last sent to it."""
         assert self.loading is not None
-        future, version = self.loading
-        self._answer(future, "the engine's load")
-        self.loading, self.served = None, version
+        following, begun = self.loading
+        link: Link = self._answer(following, "the engine's follow")
+        self.loading, self.served = None, link.version
+        self.swapped = {
+            "delta_bytes": float(link.bytes),
+            "weights_bytes": float(link.full_bytes),
+            "sync_s": self.clock() - begun,
+        }
 
     def _check_parity(self, metrics: dict[str, float]) -> None:
         step = self.config.step

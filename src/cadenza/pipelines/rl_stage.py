@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 from pydantic import Field
 
+from cadenza.core.config import StrictConfig, operational
 from cadenza.core.errors import ServiceDied
 from cadenza.core.extras import TRAIN
 from cadenza.core.types import Rollout, Task
@@ -17,15 +19,27 @@ from cadenza.rollouts.record import to_bytes
 from cadenza.tasks.directory import load_tasks
 
 TAKE_SPANS_S = 30.0
+CHAIN = "weights"
+
+
+class WeightsConfig(StrictConfig):
+    """How weights travel. ``store``: a folder or URL that trainer and engine reach; empty is the stage's own folder.
+    ``anchor_every``: versions between two whole copies. ``keep_anchors``: of them that stay, with what follows."""
+
+    store: str = operational("")
+    anchor_every: int = Field(default=25, gt=0)
+    keep_anchors: int = Field(default=2, gt=0)
 
 
 class RLConfig(RunConfig):
-    """The run's keys and the services'. ``keep_rollouts``: every so many of them is kept readable for inspection."""
+    """The run's keys, the services' and the chain's of ``weights``. ``keep_rollouts``: every so many of them is kept
+    readable for inspection."""
 
     split: str = "train"
     trainer_threads: int = Field(default=1, gt=0)
     keep_rollouts: int = Field(default=0, ge=0)
     services: ServicesConfig = ServicesConfig()
+    weights: WeightsConfig = WeightsConfig()
 
 
 class RL(Stage[RLConfig]):
@@ -41,6 +55,7 @@ class RL(Stage[RLConfig]):
         from cadenza.pipelines.lm_loop import use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.trainer import TrainerService
+        from cadenza.weights import ChainAddress
 
         config = self.config
         tasks = load_tasks(context.input("tasks") / config.split)
@@ -50,6 +65,13 @@ class RL(Stage[RLConfig]):
         names = RunConfig.model_fields
         run_config = RunConfig.model_validate({k: v for k, v in config.model_dump().items() if k in names})
         kept = 0
+        own = (context.out / CHAIN).absolute()
+        chain = ChainAddress(
+            config.weights.store or str(own),
+            context.rl_run.replace("/", "-") if config.weights.store else "chain",
+            config.weights.anchor_every,
+            config.weights.keep_anchors,
+        )
 
         def on_rollout(_task: Task, rollout: Rollout) -> None:
             nonlocal kept
@@ -62,7 +84,7 @@ class RL(Stage[RLConfig]):
         with placement_of(config.services) as placement:
             engine = spawn_engine(placement, config.services, model)
             trainer = placement.spawn(
-                "trainer", TrainerService, str(model), run_config.step, config.trainer_threads, use_bf16(),
+                "trainer", TrainerService, str(model), run_config.step, config.trainer_threads, use_bf16(), chain,
                 threads=config.trainer_threads,
             )  # fmt: skip
             environment = spawn_environment(placement, config.services, engine, model)
@@ -81,7 +103,7 @@ class RL(Stage[RLConfig]):
                     )
 
                 rl = RLRun(
-                    Services(trainer, engine, environment, dtype), tasks, run_config, context.seed_for("rl"),
+                    Services(trainer, engine, environment, dtype, chain), tasks, run_config, context.seed_for("rl"),
                     context.database, context.rl_run, context.out / "checkpoint",
                     on_begin=lambda step, elapsed_s: bar.set(elapsed_s, step=step),
                     on_step=on_step, on_rollout=on_rollout,
@@ -92,6 +114,7 @@ class RL(Stage[RLConfig]):
                 timeout=60
             )
         (context.out / "checkpoint" / "trainer.pt").unlink(missing_ok=True)
+        shutil.rmtree(own, ignore_errors=True)  # the last version lies in the artifact whole
         ledger = context.database.ledger(context.rl_run)
         return {
             "steps": result.steps,

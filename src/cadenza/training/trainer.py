@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cadenza.core.errors import CorruptCheckpoint, ForeignSample, MissingArtifact
 from cadenza.core.memory import is_out_of_memory
@@ -17,6 +17,8 @@ from cadenza.model.hf import load_model, save_model
 from cadenza.training.checkpoint import BEGIN_AGAIN, load_state, save_state
 from cadenza.training.config import RLStepConfig
 from cadenza.training.rl import make_batch, rl_step
+from cadenza.weights import ChainAddress, Link, Publisher
+from cadenza.weights.tensors import state_of
 
 CHECKPOINT = "trainer.pt"
 
@@ -28,9 +30,12 @@ class TrainerService:
         model_directory: the policy to start from; also the reference when ``kl_beta`` is set.
         threads: cores for its products.
         bf16: autocast the products to bfloat16 (fp32 master weights either way).
+        chain: where its versions are published.
     """
 
-    def __init__(self, model_directory: str, config: RLStepConfig, threads: int, bf16: bool) -> None:
+    def __init__(
+        self, model_directory: str, config: RLStepConfig, threads: int, bf16: bool, chain: ChainAddress
+    ) -> None:
         self.threads = threads
         self.config, self.bf16 = config, bf16
         self.model = load_model(Path(model_directory))
@@ -40,6 +45,9 @@ class TrainerService:
         )
         self.version = 0
         self.handed_out: dict[int, str] = {}  # version -> digest of the weights an engine may sample from
+        self.chain = chain
+        self.publisher = Publisher.at(chain)
+        self.published: Future[Link] | None = None  # the newest one
 
     def set_threads(self, threads: int) -> None:
         """Cores for the steps from now on."""
@@ -74,12 +82,22 @@ class TrainerService:
         self.version += 1
         return metrics
 
-    def weights(self, dtype: str) -> tuple[dict[str, Tensor], str]:
-        """(state in the serving dtype, digest). Samples of this version are from now on those of this digest."""
+    def publish(self, dtype: str) -> str:
+        """Hands the present weights to the chain in the serving dtype and returns their digest. Samples of this version
+        are from now on those of this digest. Compression and upload go on behind the next step.
+
+        Raises what the publication before this one raised, a full disk for example.
+        """
+        if self.published is not None and self.published.done():
+            self.published.result()
         target = {"bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
         state = {k: v.detach().to(target, copy=True) for k, v in self.model.state_dict().items()}
-        self.handed_out[self.version] = weights_digest(state)
-        return state, self.handed_out[self.version]
+        digest = weights_digest(state)
+        if self.handed_out.get(self.version) == digest:
+            return digest
+        self.handed_out[self.version] = digest
+        self.published = self.publisher.publish(self.version, state_of(state), digest)
+        return digest
 
     def save(self, directory: str) -> None:
         """Weights, optimizer and version, renamed into place: a kill leaves the last whole checkpoint. Raises
@@ -110,6 +128,11 @@ class TrainerService:
                 f"the checkpoint {path} is not one of this model ({type(error).__name__})", BEGIN_AGAIN
             ) from error
         self.version, self.handed_out = version, {}
+        self.publisher.close()
+        self.publisher, self.published = (
+            Publisher.at(self.chain),
+            None,
+        )  # what was published after it is forgotten
         return version
 
     def export(self, directory: str, bos_token_id: int, eos_token_id: int) -> None:
@@ -128,4 +151,4 @@ class TrainerService:
                 )
 
     def stop(self) -> None:
-        """Nothing runs between calls."""
+        self.publisher.close()
