@@ -1,0 +1,218 @@
+"""The gate: whether a candidate may take the place of the policy that is served, and why not.
+
+Both are evaluated on the same tasks, seeds and harness. A candidate is promoted only if every check passes, so each is
+built to answer "is there a loss?" and not "is there a gain?": with few tasks a gain cannot be shown, and a candidate
+that is no worse may ship. What cannot be computed is a check that fails, never one that is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from xml.etree import ElementTree
+
+import numpy as np
+from pydantic import Field
+
+from cadenza.core.config import StrictConfig
+from cadenza.evaluation.charts import signed
+from cadenza.evaluation.result import EvalResult, TaskFacts
+from cadenza.evaluation.statistics import (
+    VALID_FLOOR,
+    Outcomes,
+    non_inferiority,
+    paired_change,
+    tokens_per_solved,
+)
+
+
+class GateConfig(StrictConfig):
+    """What may be lost. Shares: 0.05 is five points.
+
+    ``margin``: the lower end of the 95% interval of the change of pass@1 lies above minus this. ``greedy_margin``: the
+    same for greedy decoding. ``slices``: fields of a task; a slice fails when it lost more than ``slice_margin`` *and*
+    its interval lies below zero: with few tasks the first alone is noise. Slices of under ``slice_tasks`` tasks are not
+    judged. ``token_margin``: by how much the tokens spent per solve may grow. ``must_pass``: ids of tasks that it has
+    to solve at least once. ``valid_floor``: share of rollouts that need a verdict.
+    """
+
+    margin: float = Field(default=0.05, ge=0)
+    greedy_margin: float = Field(default=0.08, ge=0)
+    slices: tuple[str, ...] = ("ambiguity", "edits", "unseen")
+    slice_margin: float = Field(default=0.1, ge=0)
+    slice_tasks: int = Field(default=15, ge=1)
+    token_margin: float = Field(default=0.5, ge=0)
+    must_pass: tuple[str, ...] = ()
+    valid_floor: float = Field(default=VALID_FLOOR, ge=0, le=1)
+
+
+class Check(StrictConfig):
+    """One question and its answer. ``detail`` is a sentence with the numbers."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+class Decision(StrictConfig):
+    """``promote`` iff every check passed. ``baseline`` "": nothing was served before."""
+
+    format_version: int = 1
+    candidate: str
+    baseline: str
+    promote: bool
+    checks: tuple[Check, ...]
+
+    def reasons(self) -> list[str]:
+        """The details of the checks that failed."""
+        return [check.detail for check in self.checks if not check.passed]
+
+    def junit(self) -> str:
+        """JUnit XML, one test case a check, for CI."""
+        suite = ElementTree.Element(
+            "testsuite", name="gate", tests=str(len(self.checks)), failures=str(len(self.reasons()))
+        )
+        for check in self.checks:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=f"gate.{self.candidate}", name=check.name
+            )
+            if not check.passed:
+                ElementTree.SubElement(case, "failure", message=check.detail)
+        return ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def decide(
+    candidate: Sequence[EvalResult], baseline: Sequence[EvalResult], config: GateConfig | None = None
+) -> Decision:
+    """Compares the candidate with what is served, an empty ``baseline`` when nothing is.
+
+    Raises:
+        ValueError: no result of the candidate.
+    """
+    if not candidate:
+        raise ValueError("a gate needs a result of the candidate")
+    config = config or GateConfig()
+    new, old = _Side(candidate), _Side(baseline)
+    checks = [_valid("candidate", new, config), *_must_pass(new, config)]
+    if baseline:
+        checks += [_valid("baseline", old, config), _alike(new, old)]
+        if all(check.passed for check in checks if check.name != "must_pass"):
+            checks += [*_no_worse(new, old, config), *_slices(new, old, config), _tokens(new, old, config)]
+    return Decision(
+        candidate=candidate[0].policy,
+        baseline=baseline[0].policy if baseline else "",
+        promote=all(check.passed for check in checks),
+        checks=tuple(checks),
+    )
+
+
+class _Side:
+    """The results of one policy by suite, seed and kind of decoding."""
+
+    def __init__(self, results: Sequence[EvalResult]) -> None:
+        self.slots = {(r.suite, r.seed, r.temperature == 0.0): r for r in results}
+
+    def outcomes(self, greedy: bool, where: Callable[[TaskFacts], bool] = lambda _: True) -> list[Outcomes]:
+        """One matrix a suite and seed, in an order that is the same for both sides."""
+        found = [r.outcomes(where) for key, r in sorted(self.slots.items()) if key[2] == greedy]
+        return [o for o in found if o.task_ids]
+
+
+def _valid(name: str, side: _Side, config: GateConfig) -> Check:
+    worst = max(r.outcomes().invalid_share for r in side.slots.values())
+    return Check(
+        name=f"{name}_valid",
+        passed=1.0 - worst >= config.valid_floor,
+        detail=f"{worst:.1%} of the {name}'s rollouts have no verdict (at most {1 - config.valid_floor:.1%} may)",
+    )
+
+
+def _must_pass(side: _Side, config: GateConfig) -> list[Check]:
+    if not config.must_pass:
+        return []
+    solved = {r.task_id for result in side.slots.values() for r in result.records if r.solved}
+    missing = [task for task in config.must_pass if task not in solved]
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return [
+        Check(
+            name="must_pass",
+            passed=not missing,
+            detail=f"not solved once: {shown}" if missing else f"all {len(config.must_pass)} solved",
+        )
+    ]
+
+
+def _alike(new: _Side, old: _Side) -> Check:
+    """Scores compare only on the same tasks under the same harness."""
+    reason = ""
+    if new.slots.keys() != old.slots.keys():
+        reason = "the two were not evaluated on the same suites, seeds and ways of decoding"
+    else:
+        for key, result in new.slots.items():
+            other = old.slots[key]
+            if result.suite_digest != other.suite_digest or result.samples != other.samples:
+                reason = f"the two were evaluated on other tasks or samples of {result.suite}"
+            elif result.harness_digest != other.harness_digest:
+                reason = "the two were evaluated with different harnesses"
+    return Check(name="comparable", passed=not reason, detail=reason or "same tasks, samples and harness")
+
+
+def _no_worse(new: _Side, old: _Side, config: GateConfig) -> list[Check]:
+    checks = []
+    for name, greedy, margin in (("pass@1", False, config.margin), ("greedy", True, config.greedy_margin)):
+        sides = new.outcomes(greedy), old.outcomes(greedy)
+        if not sides[0]:
+            continue
+        change = paired_change(*sides)
+        value, low, high = change.points()
+        checks.append(
+            Check(
+                name=name,
+                passed=non_inferiority(change, margin).holds,
+                detail=f"{name} changed by {signed(value)} points [{signed(low)}, {signed(high)}] on {change.n_tasks} "
+                f"tasks (the lower end has to lie above {signed(-100 * margin)})",
+            )
+        )
+    return checks or [Check(name="pass@1", passed=False, detail="nothing was measured")]
+
+
+def _slices(new: _Side, old: _Side, config: GateConfig) -> list[Check]:
+    facts = [f for r in new.slots.values() for f in r.tasks.values()]
+    checks = []
+    for by in config.slices:
+        for value in sorted({getattr(f, by) for f in facts}):
+            sides = [s.outcomes(False, lambda f, by=by, v=value: getattr(f, by) == v) for s in (new, old)]
+            if len({t for o in sides[0] for t in o.task_ids}) < config.slice_tasks:
+                continue
+            change = paired_change(sides[0], sides[1])
+            mean, low, high = change.points()
+            lost = change.value < -config.slice_margin and change.high < 0
+            checks.append(
+                Check(
+                    name=f"{by}={value}",
+                    passed=not lost,
+                    detail=f"tasks with {by} {value}: {signed(mean)} points [{signed(low)}, {signed(high)}] "
+                    f"on {change.n_tasks} (may lose {100 * config.slice_margin:g}, or more if it is not certain)",
+                )
+            )
+    return checks
+
+
+def _tokens(new: _Side, old: _Side, config: GateConfig) -> Check:
+    spent = []
+    for side in (new, old):
+        outcomes = side.outcomes(False) or side.outcomes(True)
+        solved = [tokens_per_solved(o) for o in outcomes]
+        tokens = sum(float(np.nansum(o.tokens_NS[np.isfinite(o.solved_NS)])) for o in outcomes)
+        count = sum(s.solved for s in solved)
+        spent.append(tokens / count if count else None)
+    if spent[1] is None:
+        return Check(name="tokens", passed=True, detail="the baseline solved nothing that could cost tokens")
+    if spent[0] is None:
+        return Check(name="tokens", passed=False, detail="the candidate solved nothing")
+    growth = spent[0] / spent[1] - 1.0
+    return Check(
+        name="tokens",
+        passed=growth <= config.token_margin,
+        detail=f"{spent[0]:.0f} tokens spent per solve, {spent[1]:.0f} before: {growth:+.0%} "
+        f"(at most {config.token_margin:+.0%})",
+    )
