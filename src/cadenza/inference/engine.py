@@ -20,6 +20,7 @@ from cadenza.inference.cache import Tails
 from cadenza.inference.forward import Forward, Rows
 from cadenza.inference.requests import Completion, EngineConfig, Request
 from cadenza.inference.sampling import sample, uniforms
+from cadenza.inference.speculative import Drafter, held
 from cadenza.model.digest import weights_digest
 from cadenza.model.transformer import PolicyModel
 
@@ -44,6 +45,9 @@ class _Session:
     turn: int = 0  # tokens cached when this turn came
     asked: bool = False  # whether somebody was looked for who was fed this turn's tokens
     key: _Key | None = None  # under which others may copy them once they are fed
+    draft: list[int] = field(
+        default_factory=list
+    )  # guesses for the tokens after ``waiting``, when that is one
     request: Request | None = None
     uniform: np.ndarray | None = None
     ids: list[int] = field(default_factory=list)
@@ -84,8 +88,10 @@ class Engine:
             p.data, p.requires_grad = p.data.to(dtype), False
         self.digest = weights_digest(model.state_dict())  # of what is served, not of what was asked for
         self.span = min(config.max_context, model.config.max_positions)
-        self.forward = Forward(model, config.slots, self.span, max(config.step_tokens, config.slots), dtype)
+        most = max(config.step_tokens, config.slots + config.draft_rows * config.draft_tokens)
+        self.forward = Forward(model, config.slots, self.span, most, dtype)
         self.cache = self.forward.cache
+        self.drafter = Drafter(model, config.draft_tokens) if config.draft_tokens else None
         with torch.inference_mode():  # compiles the kernels now, and not while a first user waits
             self.forward([0], Rows.of([0], [1], [0]), [0])
         self.cache.clear_tail(0)
@@ -95,7 +101,9 @@ class Engine:
         self.prefixes: dict[_Key, _Prefix] = {}
         # At most one, the newest: taking it and putting the next may happen in two threads at once.
         self.pending: deque[tuple[dict[str, Tensor], int]] = deque(maxlen=1)
-        self.counters = {"prefill": 0, "reused": 0, "sampled": 0, "steps": 0, "swaps": 0}
+        self.counters = {
+            "prefill": 0, "reused": 0, "sampled": 0, "steps": 0, "swaps": 0, "guessed": 0, "held": 0
+        }  # fmt: skip
 
     def submit(self, request: Request) -> None:
         """Queues a turn. Raises ValueError when the session is still sampling or has nothing to be fed, or a token is
@@ -170,7 +178,7 @@ class Engine:
             session.request = request
             session.uniform = uniforms(request.seed, request.sampling.max_tokens)
             session.waiting.extend(request.new_ids)
-            session.turn, session.asked, session.key = session.length, False, None
+            session.turn, session.asked, session.key, session.draft = session.length, False, None, []
             session.ids, session.logprobs, session.versions, session.weights = [], [], [], {}
         self.queue = kept
 
@@ -180,11 +188,11 @@ class Engine:
         return [self._finish(s, "context") for s in running if s.length + len(s.waiting) > self.span]
 
     def _choose(self) -> list[tuple[_Session, int]]:
-        """Sessions to feed in this step, with the number of tokens: decoding rows first, so that no prompt, however
-        long, makes them wait; prompts are cut where the budget ends."""
+        """Sessions to feed in this step, with the number of tokens that wait: decoding rows first, so that no prompt,
+        however long, makes them wait; prompts are cut where the budget ends."""
         running = [s for s in self.sessions.values() if s.request is not None]
         chosen = [(s, 1) for s in running if len(s.waiting) == 1]
-        left = self.config.step_tokens - len(chosen)
+        left = self.config.step_tokens - sum(1 + len(s.draft) for s, _ in chosen)
         fed = {s.key for s in running if s.key is not None}
         for s in running:
             if len(s.waiting) == 1:
@@ -206,21 +214,22 @@ class Engine:
         return chosen
 
     def _feed(self, chosen: list[tuple[_Session, int]]) -> list[Completion]:
-        """One forward pass; samples a token for every session that has nothing left to feed."""
-        rows = Rows.of(
-            [s.slot for s, _ in chosen], [count for _, count in chosen], [s.length for s, _ in chosen]
-        )
-        ids = [token for s, count in chosen for token in s.waiting[:count]]
-        sampling: list[_Session] = []
+        """One forward pass; samples for every session that has nothing left to feed: a token, or as many as its guesses
+        held for and one more."""
+        fed = [s.waiting[:count] + s.draft for s, count in chosen]
+        rows = Rows.of([s.slot for s, _ in chosen], [len(f) for f in fed], [s.length for s, _ in chosen])
+        ids = [token for tokens in fed for token in tokens]
+        sampling: list[int] = []  # indices in ``chosen``
         wanted: list[int] = []
-        at = -1
-        for s, count in chosen:
-            at += count
+        at = 0
+        for i, (s, count) in enumerate(chosen):
+            at += len(fed[i])
             if count == len(s.waiting):
-                sampling.append(s)
-                wanted.append(at)
-        logits_BV = self.forward(ids, rows, wanted)
-        self.counters["prefill"] += len(ids) - len(sampling)
+                sampling.append(i)
+                wanted += range(at - 1 - len(s.draft), at)
+        watched = [i for i, (s, _) in enumerate(chosen) if s.draft]
+        logits_BV = self.forward(ids, rows, wanted, watched)
+        self.counters["prefill"] += sum(count for _, count in chosen) - len(sampling)
         for s, count in chosen:
             s.runs = s.under(self.version)
             s.tokens += s.waiting[:count]
@@ -228,7 +237,7 @@ class Engine:
             if s.key is not None and len(s.waiting) == 1:
                 self._hold(s.key, s, self.cache.tails(s.slot))
                 s.key = None
-        return self._sample(sampling, logits_BV) if sampling else []
+        return self._sample([(i, chosen[i][0]) for i in sampling], rows, logits_BV) if sampling else []
 
     def _copy_prefix(self, key: _Key, s: _Session) -> bool:
         """Fills a session's cache from a live one that was fed the same history under the same weights."""
@@ -246,24 +255,70 @@ class Engine:
         assert s.request is not None
         self.prefixes[key] = _Prefix(s.request.session, s.slot, tails)
 
-    def _sample(self, rows: list[_Session], logits_BV: Tensor) -> list[Completion]:
+    def _sample(
+        self, sampling: list[tuple[int, _Session]], rows: Rows, logits_BV: Tensor
+    ) -> list[Completion]:
+        """Draws at every wanted place and keeps what the guesses, which the later places were fed, turn out to allow.
+        ``sampling``: rows and their sessions."""
         done: list[Completion] = []
-        temperature_B = torch.tensor([s.request.sampling.temperature for s in rows])  # type: ignore[union-attr]
-        uniform_B = torch.tensor([s.uniform[len(s.ids)] for s in rows])  # type: ignore[index]
-        ids_B, logprob_B = sample(logits_BV, temperature_B, uniform_B)
-        self.counters["sampled"] += len(rows)
-        for s, token, logprob in zip(rows, ids_B.tolist(), logprob_B.tolist(), strict=True):
+        temperature = [s.request.sampling.temperature for _, s in sampling for _ in range(1 + len(s.draft))]  # type: ignore[union-attr]
+        uniform = [s.uniform[len(s.ids) + k] for _, s in sampling for k in range(1 + len(s.draft))]  # type: ignore[index]
+        ids_B, logprob_B = sample(logits_BV, torch.tensor(temperature), torch.tensor(uniform))
+        ids, logprobs, at = ids_B.tolist(), logprob_B.tolist(), 0
+        last: list[tuple[_Session, int]] = []  # with the place that the last token was drawn from
+        for row, s in sampling:
             assert s.request is not None
-            s.waiting = [token]  # canonical, fed at the next step or with the session's next turn
-            s.ids.append(token)
-            s.logprobs.append(logprob)
-            s.versions.append(self.version)
+            drawn = ids[at : at + 1 + len(s.draft)]
+            count = held(s.draft, drawn)
+            reason = ""
+            for k, token in enumerate(drawn[:count]):
+                s.ids.append(token)
+                s.logprobs.append(logprobs[at + k])
+                s.versions.append(self.version)
+                if token in s.request.sampling.stop_ids:
+                    reason = "stop"
+                elif len(s.ids) >= s.request.sampling.max_tokens:
+                    reason = "length"
+                if reason:
+                    count = k + 1
+                    break
             s.weights[self.version] = self.digest
-            if token in s.request.sampling.stop_ids:
-                done.append(self._finish(s, "stop"))
-            elif len(s.ids) >= s.request.sampling.max_tokens:
-                done.append(self._finish(s, "length"))
+            if s.draft:
+                self.counters["guessed"] += len(s.draft)
+                self.counters["held"] += count - 1
+                s.tokens += s.draft[: count - 1]
+                self.forward.rewind(row, rows, count)
+                s.draft = []
+            self.counters["sampled"] += count
+            s.waiting = [drawn[count - 1]]  # canonical, fed at the next step or with the session's next turn
+            if reason:
+                done.append(self._finish(s, reason))
+            else:
+                last.append((s, at + count - 1))
+            at += len(drawn)
+        self._guess(last)
         return done
+
+    def _guess(self, last: list[tuple[_Session, int]]) -> None:
+        """Guesses ahead for the sessions that go on decoding, unless there are too many for it to pay."""
+        if self.drafter is None or not last or len(last) > self.config.draft_rows:
+            return
+        sessions = [s for s, _ in last]
+        numbers = []
+        for s in sessions:
+            # The draw that follows the guesses needs a number and a place too.
+            room = min(self.span - s.length - 1, s.request.sampling.max_tokens - len(s.ids) - 1)  # type: ignore[union-attr]
+            numbers.append(s.uniform[len(s.ids) : len(s.ids) + max(0, room)])  # type: ignore[index]
+        if not any(map(len, numbers)):
+            return
+        drafts = self.drafter.guess(
+            self.forward.states_BD[[place for _, place in last]],
+            [s.waiting[0] for s in sessions],
+            [s.request.sampling.temperature for s in sessions],  # type: ignore[union-attr]
+            numbers,
+        )
+        for s, draft in zip(sessions, drafts, strict=True):
+            s.draft = draft
 
     def _finish(self, s: _Session, reason: str) -> Completion:
         assert s.request is not None

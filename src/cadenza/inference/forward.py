@@ -84,6 +84,10 @@ class Forward:
         self.layers = [_Layer(block) for block in model.layers]  # type: ignore[arg-type]
         self.cos_SC, self.sin_SC = model.cos.numpy(), model.sin.numpy()
         self.refresh()
+        self._watched: list[
+            int
+        ] = []  # rows of the present call whose convolution inputs are kept, see ``rewind``
+        self._inputs: list[dict[int, np.ndarray]] = [{} for _ in self.layers]
         n = _up(tokens, TOKEN_STEP)
         heads = c.n_heads + 2 * c.n_kv_heads
         self.tokens = tokens
@@ -109,11 +113,13 @@ class Forward:
         self._norm_D = self.model.norm.weight.float().numpy()
         self._table_VD = array(self.model.embed_tokens.weight.data)
 
-    def __call__(self, ids: list[int], rows: Rows, wanted: list[int]) -> Tensor:
+    def __call__(
+        self, ids: list[int], rows: Rows, wanted: list[int], watched: list[int] | None = None
+    ) -> Tensor:
         """Appends ``ids``, the new tokens of all rows one after the other, to their rows' caches.
 
-        Returns the logits (len(wanted), V) of the tokens with these indices. Raises ValueError where the kernels,
-        which check no bounds, would leave their arrays.
+        ``watched``: rows that ``rewind`` may cut afterwards. Returns the logits (len(wanted), V) of the tokens with
+        these indices. Raises ValueError where the kernels, which check no bounds, would leave their arrays.
         """
         n = len(ids)
         if (
@@ -124,6 +130,7 @@ class Forward:
             raise ValueError(
                 f"{n} new tokens do not fit a call of {self.tokens} or the cache's {self.cache.span}"
             )
+        self._watched = watched or []
         x_ND = self._x_ND[:n]
         kernels.embed(np.array(ids, np.int64), self._table_VD, x_ND)
         for i, layer in enumerate(self.layers):
@@ -132,13 +139,24 @@ class Forward:
         h = self._h[: _up(len(wanted), TOKEN_STEP)]
         index_B = np.array(wanted, np.int64)
         kernels.norm(x_ND, index_B, self._norm_D, self.config.norm_eps, array(h))
+        self.states_BD = h[: len(wanted)]  # what the logits were made of; until the next call
         return self.model.logits(h)[: len(wanted)]
+
+    def rewind(self, row: int, rows: Rows, kept: int) -> None:
+        """Takes back all but the first ``kept`` tokens that the last call fed to a watched row. Keys and values beyond
+        them are overwritten by what comes next; the convolution's tail is put back."""
+        slot = rows.slot_B[row]
+        for tail_RPD, inputs in zip(self.cache.tail_RPD, self._inputs, strict=True):
+            past = tail_RPD.shape[1]
+            if past:
+                tail_RPD[slot] = inputs[row][kept : kept + past]
 
     def _attention(self, layer: _Layer, i: int, x_ND: np.ndarray, rows: Rows) -> None:
         """Leaves the attention's answer in ``_delta``."""
         c, cache, padded = self.config, self.cache, _up(len(x_ND), TOKEN_STEP)
         r = (rows.slot_B, rows.first_B, rows.count_B)
         h, qkv, attended = self._h[:padded], self._qkv[:padded], self._attended[:padded]
+        before = {row: cache.tail_RPD[i][rows.slot_B[row]].copy() for row in self._watched}
         kernels.norm_and_shift(
             x_ND,
             layer.input_norm,
@@ -149,6 +167,11 @@ class Forward:
             self._normed_ND,
             array(h),
         )
+        for row, tail_PD in before.items():
+            first = rows.first_B[row]
+            self._inputs[i][row] = np.concatenate(
+                (tail_PD, self._normed_ND[first : first + rows.count_B[row]])
+            )
         torch.mm(h, layer.qkv_DX, out=qkv)
         kernels.place_heads(
             array(qkv), layer.q_norm, layer.k_norm, c.norm_eps, self.cos_SC, self.sin_SC, *r, rows.length_B,

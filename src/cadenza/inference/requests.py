@@ -14,7 +14,12 @@ from cadenza.core.config import StrictConfig
 class EngineConfig(StrictConfig):
     """``dtype``: bfloat16, float32, or auto (bfloat16 where the CPU has instructions for it). ``niceness``: how far the
     engine's thread stands back (0..19) where others want its core. It runs whenever one row is ready, so it would take
-    that core from the tools and the trainer for steps of few rows; standing back it finds more rows in each."""
+    that core from the tools and the trainer for steps of few rows; standing back it finds more rows in each.
+
+    ``draft_tokens``: tokens that the model's MTP heads guess ahead for a decoding row, checked in one pass (speculative
+    decoding); 0 is off. What is sampled is the same. ``draft_rows``: guessing stops while more rows than this decode:
+    a step of many rows is bound by its arithmetic, and rejected guesses cost as much as accepted ones.
+    """
 
     slots: int = Field(default=96, gt=0)  # sessions alive at once
     max_context: int = Field(default=1536, gt=1)  # tokens per session
@@ -23,6 +28,8 @@ class EngineConfig(StrictConfig):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int = Field(default=1, gt=0)
     niceness: int = Field(default=10, ge=0, le=19)
+    draft_tokens: int = Field(default=0, ge=0)
+    draft_rows: int = Field(default=8, gt=0)
 
 
 class Sampling(StrictConfig):

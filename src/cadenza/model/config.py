@@ -30,6 +30,8 @@ class ModelConfig(StrictConfig):
     experts_per_token: int = 2
     d_expert: int = 128
     d_shared: int = 128  # hidden width of the expert every token uses; 0 for none
+    mtp_heads: int = 0  # tokens guessed beyond the next one, see ``mtp``
+    d_mtp: int = 256  # hidden width of such a head
     short_conv: int = 2  # taps of the causal depthwise convolution before QKV; 0 for none
     rope_theta: float = 10_000.0
     max_positions: int = 2048
@@ -44,6 +46,8 @@ class ModelConfig(StrictConfig):
             raise ValueError("head_dim must be even for rotary embedding")
         if not 0 < self.experts_per_token <= self.n_experts:
             raise ValueError("experts_per_token must lie between 1 and n_experts")
+        if self.mtp_heads < 0 or self.d_mtp < 1:
+            raise ValueError("mtp_heads is at least 0 and d_mtp at least 1")
         if self.short_conv < 0 or self.short_conv == 1:
             raise ValueError("short_conv is 0 (off) or at least 2 taps")
         return self

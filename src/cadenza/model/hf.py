@@ -1,7 +1,8 @@
 """Hugging Face model directories, in and out.
 
 Tensor names are Qwen3-MoE's, one matrix per expert, so that a checkpoint without the convolution and the shared
-expert is an ordinary Qwen3-MoE checkpoint; the two extensions add ``short_conv`` and ``mlp.shared_expert`` names.
+expert is an ordinary Qwen3-MoE checkpoint; the extensions add ``short_conv``,
+``mlp.shared_expert`` and ``mtp`` names.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def from_hf_names(tensors: dict[str, Tensor], config: ModelConfig) -> dict[str, 
 
 def hf_config(config: ModelConfig, eos_token_id: int, bos_token_id: int) -> dict:
     """config.json in Qwen3-MoE's keys; our extensions under keys of their own."""
-    plain = config.d_shared == 0 and config.short_conv == 0
+    plain = config.d_shared == 0 and config.short_conv == 0 and config.mtp_heads == 0
     return {
         "architectures": ["Qwen3MoeForCausalLM" if plain else "CadenzaMoeForCausalLM"],
         "model_type": "qwen3_moe" if plain else "cadenza_moe",
@@ -103,6 +104,8 @@ def hf_config(config: ModelConfig, eos_token_id: int, bos_token_id: int) -> dict
         "intermediate_size": config.d_expert,
         "shared_expert_intermediate_size": config.d_shared,
         "short_conv_taps": config.short_conv,
+        "num_nextn_predict_layers": config.mtp_heads,
+        "mtp_intermediate_size": config.d_mtp,
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -133,11 +136,22 @@ def config_from_hf(raw: dict) -> ModelConfig:
         d_expert=raw["moe_intermediate_size"],
         d_shared=raw.get("shared_expert_intermediate_size", 0),
         short_conv=raw.get("short_conv_taps", 0),
+        mtp_heads=raw.get("num_nextn_predict_layers", 0),
+        d_mtp=raw.get("mtp_intermediate_size", 256),
         rope_theta=rope,
         max_positions=raw["max_position_embeddings"],
         norm_eps=raw["rms_norm_eps"],
         tie_embeddings=raw["tie_word_embeddings"],
     )
+
+
+def with_mtp_heads(model: PolicyModel, heads: int, width: int, seed: int) -> PolicyModel:
+    """The same policy with fresh MTP heads in the place of any it had."""
+    grown = PolicyModel(model.config.model_copy(update={"mtp_heads": heads, "d_mtp": width}))
+    grown.initialize(seed)
+    trunk = {name: value for name, value in model.state_dict().items() if not name.startswith("mtp.")}
+    grown.load_state_dict(trunk, strict=False)
+    return grown
 
 
 def save_model(

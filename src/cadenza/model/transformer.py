@@ -15,18 +15,8 @@ from torch import Tensor, nn
 from cadenza.model import fused
 from cadenza.model.config import ModelConfig
 from cadenza.model.moe import MoE
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm computed in fp32 (Zhang and Sennrich 2019)."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+from cadenza.model.mtp import MTPHead
+from cadenza.model.norm import RMSNorm
 
 
 def rotary_table(config: ModelConfig) -> tuple[Tensor, Tensor]:
@@ -144,6 +134,7 @@ class PolicyModel(nn.Module):
         self.lm_head = (
             None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         )
+        self.mtp = nn.ModuleList(MTPHead(config) for _ in range(config.mtp_heads))
         cos, sin = rotary_table(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -158,7 +149,9 @@ class PolicyModel(nn.Module):
             elif p.dim() < 2:
                 nn.init.ones_(p)
             else:
-                into_residual = name.endswith(("o_proj.weight", "w_out_EFD", "shared_out.weight"))
+                into_residual = name.endswith(
+                    ("o_proj.weight", "w_out_EFD", "shared_out.weight", "ffn_out.weight")
+                )
                 nn.init.normal_(p, 0.0, residual if into_residual else 0.02, generator=generator)
 
     def hidden(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,6 +167,17 @@ class PolicyModel(nn.Module):
             x, balance = layer(x, cos, sin)
             total = total + balance
         return self.norm(x), total / len(self.layers)
+
+    def ahead(self, x_BTD: Tensor, ids_BT: Tensor) -> list[Tensor]:
+        """What each MTP head makes of ``hidden``'s states: head k's (B, T - k, D), whose logits at index t guess
+        ``ids[t + k + 1]``."""
+        states = []
+        for k, head in enumerate(self.mtp, 1):
+            x_BTD = head(
+                x_BTD[:, :-1] if k > 1 else x_BTD[:, : ids_BT.shape[1] - 1], self.embed_tokens(ids_BT[:, k:])
+            )
+            states.append(x_BTD)
+        return states
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., V)."""

@@ -18,7 +18,7 @@ from cadenza.pipelines.stages import StageContext
 from cadenza.tokens.tokenizer import Tokenizer
 from cadenza.training.checkpoint import BEGIN_AGAIN, load_state, save_state
 from cadenza.training.config import OptimizerConfig
-from cadenza.training.lm import LoopState, Rows, train
+from cadenza.training.lm import Loss, LoopState, Rows, next_token_loss, train
 from cadenza.training.optimizers import Optimizers
 
 STATE = "state.pt"
@@ -50,11 +50,15 @@ class LMRun:
         steps: int,
         *,
         threads: int,
+        loss: Callable[[PolicyModel, Rows, bool], Loss] = next_token_loss,
+        shown: str = "loss",
         save_every_s: float = 20.0,
     ) -> None:
+        """``loss``: of a microbatch. ``shown``: what its curve is called."""
         torch.set_num_threads(threads)
         self.context, self.model, self.config = context, model, optimizer
         self.batches, self.steps, self.save_every_s = batches, steps, save_every_s
+        self.loss, self.shown = loss, shown
         self.optimizers = Optimizers(model, optimizer.adam_lr, optimizer.muon_lr, optimizer.weight_decay)
         self.state = LoopState()
         self.bf16 = use_bf16()
@@ -85,14 +89,16 @@ class LMRun:
                 self.tokens += values["tokens"]
                 if step % 5 == 0 or step == self.steps:
                     loss = values["nll"]
-                    curves = {"train_loss": loss, "train_perplexity": math.exp(min(loss, 20.0))}
+                    curves = {f"train_{self.shown}": loss}
+                    if self.shown == "loss":
+                        curves["train_perplexity"] = math.exp(min(loss, 20.0))
                     rest = {k: v for k, v in values.items() if k != "nll"}
                     metrics.write(self.elapsed_before + time.monotonic() - started, step, **curves, **rest)
-                bar.set(step, nll=round(values["nll"], 3))
+                bar.set(step, **{self.shown: round(values["nll"], 3)})
 
             for step in train(
                 self.model, self.optimizers, self.config, self.batches, self.steps, self.state,
-                bf16=self.bf16, on_step=on_step, deadline_s=max_seconds, used_s=self.elapsed_before,
+                bf16=self.bf16, on_step=on_step, loss=self.loss, deadline_s=max_seconds, used_s=self.elapsed_before,
             ):  # fmt: skip
                 now = time.monotonic()
                 last = step == self.steps or now - started >= left

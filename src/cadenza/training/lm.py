@@ -63,11 +63,31 @@ def microbatches(sequences: list[tuple[np.ndarray, np.ndarray]], tokens_per_micr
     return out
 
 
-def weighted_nll(model: PolicyModel, rows: Rows, bf16: bool) -> tuple[Tensor, float, Tensor]:
+@dataclass
+class Loss:
+    """Of one microbatch. ``total``: what is minimized, summed over weighted targets. ``shown``: its part for the curve.
+    ``balance``: of the router, see ``MoE.balance``."""
+
+    total: Tensor
+    shown: float
+    balance: Tensor
+
+
+def next_token_loss(model: PolicyModel, rows: Rows, bf16: bool, states: list[Tensor] | None = None) -> Loss:
+    """The weighted negative log-likelihood; ``states`` gets the trunk's (B, T, D) appended."""
+    nll, _, balance = weighted_nll(model, rows, bf16, states)
+    return Loss(nll, float(nll.detach()), balance)
+
+
+def weighted_nll(
+    model: PolicyModel, rows: Rows, bf16: bool, states: list[Tensor] | None = None
+) -> tuple[Tensor, float, Tensor]:
     """(sum of weight * negative log-likelihood, sum of weights, balance). Only weighted targets are scored."""
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         # The last token predicts nothing; it is fed all the same, because whole blocks of 64 are faster.
         x_BTD, balance = model.hidden(rows.ids_BT)
+        if states is not None:
+            states.append(x_BTD)
         b, t = rows.weight_BT[:, 1:].nonzero(as_tuple=True)
         head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
         logp_N, _ = token_logprobs(x_BTD[b, t], head, rows.ids_BT[b, t + 1])
@@ -102,6 +122,7 @@ def train(
     *,
     bf16: bool,
     on_step: Callable[[int, dict[str, float]], None],
+    loss: Callable[[PolicyModel, Rows, bool], Loss] = next_token_loss,
     deadline_s: float = math.inf,
     used_s: float = 0.0,
 ) -> Iterator[int]:
@@ -109,7 +130,7 @@ def train(
     and save at the points it wants.
 
     ``batches(step)`` must depend on nothing but the step: that is what makes a resumed run see the same data.
-    ``on_step`` gets nll (nats per weighted token), grad_norm, tokens_per_s. Stops early, at a whole step, once
+    ``on_step`` gets nll (nats per weighted token, of what ``loss`` shows), grad_norm, tokens_per_s. Stops early, at a whole step, once
     ``deadline_s`` seconds have passed, of which a run that goes on has used ``used_s`` before.
 
     Raises TrainingDiverged when the gradient is not finite; the weights are those of the last good step.
@@ -122,9 +143,9 @@ def train(
         total_weight = max(1e-9, sum(float(r.weight_BT[:, 1:].sum()) for r in rows))
         total_nll = 0.0
         for r in rows:
-            nll, _, balance = weighted_nll(model, r, bf16)
-            (nll / total_weight + config.balance_weight * balance / len(rows)).backward()
-            total_nll += float(nll.detach())
+            parts = loss(model, r, bf16)
+            (parts.total / total_weight + config.balance_weight * parts.balance / len(rows)).backward()
+            total_nll += parts.shown
             tokens += r.ids_BT.numel()
         grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.clip_norm))
         if not math.isfinite(grad_norm):
