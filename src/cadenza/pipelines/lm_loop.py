@@ -18,7 +18,7 @@ from cadenza.pipelines.stages import StageContext
 from cadenza.tokens.tokenizer import Tokenizer
 from cadenza.training.checkpoint import BEGIN_AGAIN, load_state, save_state
 from cadenza.training.config import OptimizerConfig
-from cadenza.training.lm import Loss, LoopState, Rows, next_token_loss, train
+from cadenza.training.lm import LoopState, Loss, Rows, next_token_loss, train
 from cadenza.training.optimizers import Optimizers
 
 STATE = "state.pt"

@@ -130,8 +130,8 @@ def train(
     and save at the points it wants.
 
     ``batches(step)`` must depend on nothing but the step: that is what makes a resumed run see the same data.
-    ``on_step`` gets nll (nats per weighted token, of what ``loss`` shows), grad_norm, tokens_per_s. Stops early, at a whole step, once
-    ``deadline_s`` seconds have passed, of which a run that goes on has used ``used_s`` before.
+    ``on_step`` gets nll (nats per weighted token, of what ``loss`` shows), grad_norm, tokens_per_s. Stops early, at a
+    whole step, once ``deadline_s`` seconds have passed, of which a run that goes on has used ``used_s`` before.
 
     Raises TrainingDiverged when the gradient is not finite; the weights are those of the last good step.
     """
