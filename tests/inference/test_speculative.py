@@ -48,6 +48,25 @@ def test_what_is_sampled_depends_on_the_guesses(seed, tokens, temperature, promp
     assert answers[1][2]["guessed"] > 0 == answers[0][2]["guessed"]
 
 
+class Oracle:
+    """Guesses what plain decoding said, each token right with some probability."""
+
+    def __init__(self, seed: int, share: float, tokens: int) -> None:
+        self.rng, self.share, self.tokens = random.Random(seed), share, tokens
+        self.said: tuple[int, ...] = ()
+        self.most = 0
+
+    def guess(self, _states, _last, _temperature, uniforms) -> list[list[int]]:
+        rows = []
+        for numbers in uniforms:
+            ahead = [*self.said[self.most - 1 - len(numbers) :], *([0] * self.tokens)]
+            rows.append([self._maybe(t) for t in ahead[: min(self.tokens, len(numbers))]])
+        return rows
+
+    def _maybe(self, token: int) -> int:
+        return token if self.rng.random() < self.share else (token + 1) % VOCAB
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -59,34 +78,24 @@ def test_what_is_sampled_depends_on_the_guesses(seed, tokens, temperature, promp
 def test_any_number_of_guesses_that_hold_leaves_another_state(seed, tokens, share, stops, short_conv):
     """Guesses that are right as often as the seed says, cut by stop tokens and limits; then another turn, which reads
     the cache and the convolution's tail that they left."""
-    answers, steps = [], []
-    for guessing in (False, True):
-        e = engine(model=policy(seed % 5, mtp_heads=4, short_conv=short_conv), draft_tokens=4 * guessing)
-        if guessing:
-            e.drafter.tokens = tokens
-            rng = random.Random(seed)
 
-            def guess(_states, last, _temperature, uniforms, rng=rng):
-                rows = []
-                for numbers in uniforms:
-                    right = answers[turn]["s"].ids
-                    done = 30 - 1 - len(numbers) if turn == 0 else 20 - 1 - len(numbers)
-                    ahead = [*right[done:], *([0] * len(numbers))][: min(tokens, len(numbers))]
-                    rows.append([t if rng.random() < share else (t + 1) % VOCAB for t in ahead])
-                return rows
+    def make(draft: int):
+        return engine(model=policy(seed % 5, mtp_heads=4, short_conv=short_conv), draft_tokens=draft)
 
-            e.drafter.guess = guess
-        for turn, (ids, most) in enumerate((([5, 6, 7], 30), ([8, 9], 20))):
-            e.submit(request("s", ids, max_tokens=most, seed=seed + turn, stop=stops))
-            found = run(e)
-            if guessing:
-                same(answers[turn], found)
-            else:
-                answers.append(found)
-        steps.append(e.counters["steps"])
-        if guessing and share == 1.0:
-            assert e.counters["held"] == e.counters["guessed"] or stops
-    assert steps[1] <= steps[0]
+    plain, guessing = make(0), make(4)
+    oracle = Oracle(seed, share, tokens)
+    assert guessing.drafter is not None
+    guessing.drafter.guess = oracle.guess
+    for turn, (ids, most) in enumerate((([5, 6, 7], 30), ([8, 9], 20))):
+        asked = request("s", ids, max_tokens=most, seed=seed + turn, stop=stops)
+        plain.submit(asked)
+        truth = run(plain)
+        oracle.said, oracle.most = truth["s"].ids, most
+        guessing.submit(asked)
+        same(truth, run(guessing))
+    assert guessing.counters["steps"] <= plain.counters["steps"]
+    if share == 1.0 and not stops:
+        assert guessing.counters["held"] == guessing.counters["guessed"] > 0
 
 
 def test_guesses_that_all_hold_save_no_pass():
