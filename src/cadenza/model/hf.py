@@ -154,6 +154,27 @@ def with_mtp_heads(model: PolicyModel, heads: int, width: int, seed: int) -> Pol
     return grown
 
 
+def take_heads(model: PolicyModel, source: PolicyModel) -> PolicyModel:
+    """``model``'s trunk with ``source``'s MTP heads. Raises ValueError when there are none, or of another width."""
+    c = source.config
+    if not c.mtp_heads or c.d_model != model.config.d_model:
+        raise ValueError("the model has no MTP heads of this width")
+    grown = with_mtp_heads(model, c.mtp_heads, c.d_mtp, seed=0)
+    grown.mtp.load_state_dict(source.mtp.state_dict())
+    return grown
+
+
+def with_longer_context(model: PolicyModel, positions: int, factor: float) -> PolicyModel:
+    """The same weights for rows of ``positions`` tokens, the rotary base raised so that a head's slowest pair turns
+    ``factor`` times more slowly and the fastest as before (NTK-aware scaling; bloc97 2023, and Peng et al. 2023,
+    arXiv:2309.00071, section 3.1). Training has to follow."""
+    c = model.config
+    theta = c.rope_theta * factor ** (c.head_dim / (c.head_dim - 2))
+    longer = PolicyModel(c.model_copy(update={"max_positions": positions, "rope_theta": theta}))
+    longer.load_state_dict(model.state_dict())
+    return longer
+
+
 def save_model(
     model: PolicyModel,
     directory: Path,

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.extras import TRAIN
+from cadenza.core.files import read_json, write_json
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.training.config import MixtureConfig, OptimizerConfig
 
+if TYPE_CHECKING:
+    from cadenza.model.transformer import PolicyModel
+
 
 class CptConfig(StrictConfig):
-    """``replay_share`` of each step's tokens repeats the base's generated text, so that it is not forgotten."""
+    """``replay_share`` of each step's tokens repeats the base's generated text, so that it is not forgotten.
+
+    ``stretch``: factor by which rotary positions are stretched before the first step, for rows longer than the model
+    was trained on. ``mtp_weight``: of the loss of the MTP heads, which are trained along when the model has some.
+    ``keep_middle``: also keep the weights at this share of the steps, in ``middle/`` (0: not): a trunk for heads that
+    are to suit what comes after it.
+    """
 
     steps: int = Field(default=150, gt=0)
     source_tokens: int = Field(default=1_500_000, gt=0)
@@ -24,30 +35,35 @@ class CptConfig(StrictConfig):
     tokens_per_microbatch: int = Field(default=4096, gt=0)
     replay_share: float = Field(default=0.5, ge=0, le=1)
     row_length: int = Field(default=512, gt=1)
+    stretch: float = Field(default=1.0, ge=1)
+    mtp_weight: float = Field(default=0.1, ge=0)
+    keep_middle: float = Field(default=0.0, ge=0, lt=1)
     threads: int = Field(default=2, gt=0)
     evaluate_every: int = Field(default=25, gt=0)
     optimizer: OptimizerConfig = OptimizerConfig(adam_lr=1e-3, muon_lr=0.004, warmup_steps=10)
 
 
 class Cpt(Stage[CptConfig]):
-    """Artifact: a model directory. Figures: perplexity of held-out source before and after."""
+    """Artifact: a model directory. Figures: perplexity of held-out source before and after, also by position in a row
+    (each in quarters of a row). Input ``heads``: a model of the same shape whose MTP heads are taken over."""
 
     Config = CptConfig
     packages = TRAIN
     inputs = ("base",)
+    optional_inputs = ("heads",)
     resumable = True
 
     def run(self, context: StageContext) -> Figures:
-        from cadenza.model.hf import load_model
         from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.corpus import python_documents, source_directories, stream_rows, token_stream
-        from cadenza.training.lm import mean_nll, microbatches
+        from cadenza.training.lm import mean_nll, microbatches, next_token_loss, nll_by_position
+        from cadenza.training.mtp import JointLoss
         from cadenza.training.pretraining import mixture
 
         config, seed = self.config, context.seed_for("cpt")
         tokenizer = Tokenizer.load(context.input("base"))
-        model = load_model(context.input("base"))
+        model = self._starting_model(context)
         directories = source_directories()
         documents = itertools.islice(python_documents(directories, held_out=False), config.source_documents)
         source = token_stream(documents, tokenizer, config.source_tokens)
@@ -70,16 +86,44 @@ class Cpt(Stage[CptConfig]):
                 sequences += mixture(step, seed, source, tokenizer, replay)
             return microbatches(sequences, config.tokens_per_microbatch)
 
-        def perplexity() -> float:
-            return math.exp(mean_nll(model, held, use_bf16()))
+        def perplexities() -> list[float]:
+            quarters = nll_by_position(model, held, max(1, config.row_length // 4), use_bf16())
+            return [math.exp(nll) for nll in (mean_nll(model, held, use_bf16()), *quarters[:4])]
 
-        optimizer = config.optimizer
-        run = LMRun(context, model, optimizer, batches, config.steps, threads=config.threads)
-        before = perplexity() if run.state.step == 0 else float("nan")
-        seconds = run.run(config.evaluate_every, lambda _: {"heldout_perplexity": perplexity()})
+        loss = JointLoss(config.mtp_weight) if len(model.mtp) and config.mtp_weight else next_token_loss
+        run = LMRun(
+            context, model, config.optimizer, batches, config.steps, threads=config.threads, loss=loss
+        )
+        before = context.out / "before.json"
+        if not before.is_file():
+            write_json(before, perplexities())
+        middle = round(config.steps * config.keep_middle)
+
+        def on_step(step: int) -> None:
+            if step == middle:
+                save_with_tokenizer(model, tokenizer, context.out / "middle")
+
+        seconds = run.run(
+            config.evaluate_every, lambda _: {"heldout_perplexity": perplexities()[0]}, on_step=on_step
+        )
         save_with_tokenizer(model, tokenizer, context.out)
         run.finish()
-        figures: Figures = {"perplexity_after": perplexity(), "tokens": run.tokens, "seconds": seconds}
-        if math.isfinite(before):
-            figures["perplexity_before"] = before
+        figures: Figures = {"tokens": run.tokens, "seconds": seconds, "row_length": config.row_length}
+        for when, values in (("before", read_json(before)), ("after", perplexities())):
+            figures[f"perplexity_{when}"] = values[0]
+            figures |= {f"perplexity_{when}_quarter{i}": value for i, value in enumerate(values[1:], 1)}
+        before.unlink()
         return figures
+
+    def _starting_model(self, context: StageContext) -> PolicyModel:
+        from cadenza.model.hf import load_model, take_heads, with_longer_context
+
+        model = load_model(context.input("base"))
+        if "heads" in context.artifacts:
+            model = take_heads(model, load_model(context.input("heads")))
+        c = model.config
+        if self.config.stretch > 1.0 or self.config.row_length > c.max_positions:
+            model = with_longer_context(
+                model, max(c.max_positions, self.config.row_length), self.config.stretch
+            )
+        return model

@@ -73,9 +73,10 @@ class LMRun:
         evaluate: Callable[[int], dict[str, float]],
         should_stop: Callable[[], bool] = lambda: False,
         max_seconds: float = float("inf"),
+        on_step: Callable[[int], None] = lambda _: None,
     ) -> float:
         """Runs to the end; ``evaluate(step)`` is logged every so many steps and at the end. Returns seconds used
-        in all. ``should_stop`` is asked after each evaluation."""
+        in all. ``should_stop`` is asked after each evaluation; ``on_step`` is called after each step."""
         started = saved = time.monotonic()
         name = self.context.name
         left = max_seconds - self.elapsed_before
@@ -85,7 +86,7 @@ class LMRun:
         ):
             bar.set(self.state.step)
 
-            def on_step(step: int, values: dict[str, float]) -> None:
+            def show(step: int, values: dict[str, float]) -> None:
                 self.tokens += values["tokens"]
                 if step % 5 == 0 or step == self.steps:
                     loss = values["nll"]
@@ -98,8 +99,9 @@ class LMRun:
 
             for step in train(
                 self.model, self.optimizers, self.config, self.batches, self.steps, self.state,
-                bf16=self.bf16, on_step=on_step, loss=self.loss, deadline_s=max_seconds, used_s=self.elapsed_before,
+                bf16=self.bf16, on_step=show, loss=self.loss, deadline_s=max_seconds, used_s=self.elapsed_before,
             ):  # fmt: skip
+                on_step(step)
                 now = time.monotonic()
                 last = step == self.steps or now - started >= left
                 if step % evaluate_every == 0 or last:

@@ -15,7 +15,7 @@ from cadenza.training.config import OptimizerConfig, SftDataConfig
 class SftConfig(StrictConfig):
     """Trains for ``epochs`` or until the validation loss of the expert's tokens is flat for ``patience`` evaluations
     (0: never stop early), at most ``budget_s`` seconds. With ``keep_best`` the weights of the best evaluation
-    are kept."""
+    are kept. ``mtp_weight``: of the loss of the MTP heads, which are trained along when the model has some."""
 
     epochs: float = Field(default=8.0, gt=0)
     budget_s: float = Field(default=1e9, gt=0)
@@ -26,6 +26,7 @@ class SftConfig(StrictConfig):
     patience: int = Field(default=4, ge=0)
     tolerance: float = Field(default=0.01, ge=0)
     keep_best: bool = True
+    mtp_weight: float = Field(default=0.1, ge=0)
     data: SftDataConfig = SftDataConfig()
     optimizer: OptimizerConfig = OptimizerConfig(
         adam_lr=1.5e-3, muon_lr=0.006, warmup_steps=10, decay_share=0.6, final_lr_scale=0.1
@@ -45,7 +46,8 @@ class Sft(Stage[SftConfig]):
         from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.checkpoint import load_state, save_state
-        from cadenza.training.lm import mean_nll, microbatches
+        from cadenza.training.lm import mean_nll, microbatches, next_token_loss
+        from cadenza.training.mtp import JointLoss
         from cadenza.training.sft import (
             Plateau,
             epoch_batches,
@@ -72,7 +74,8 @@ class Sft(Stage[SftConfig]):
             return microbatches([sequences[i] for i in chosen], config.tokens_per_microbatch)
 
         optimizer = config.optimizer
-        run = LMRun(context, model, optimizer, batches, steps, threads=config.threads)
+        loss = JointLoss(config.mtp_weight) if len(model.mtp) and config.mtp_weight else next_token_loss
+        run = LMRun(context, model, optimizer, batches, steps, threads=config.threads, loss=loss)
         # What an interrupted run saw: its evaluations, up to the step it goes on from, and its best weights.
         curve = read_metrics(context.out / "metrics" / f"{context.name}.jsonl")
         seen = [y for x, y in zip(*curve.series("heldout_loss"), strict=True) if x <= run.state.step]

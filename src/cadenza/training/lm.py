@@ -105,6 +105,24 @@ def mean_nll(model: PolicyModel, batches: list[Rows], bf16: bool) -> float:
     return total / max(weights, 1e-9)
 
 
+@torch.no_grad()
+def nll_by_position(model: PolicyModel, batches: list[Rows], width: int, bf16: bool) -> list[float]:
+    """Mean negative log-likelihood, nats, of the weighted targets in each ``width`` positions of a row: what more
+    context is worth, and where a model stops understanding positions."""
+    longest = max(rows.ids_BT.shape[1] for rows in batches)
+    sums, counts = torch.zeros(2, -(-longest // width))
+    for rows in batches:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            x_BTD, _ = model.hidden(rows.ids_BT)
+            b, t = rows.weight_BT[:, 1:].nonzero(as_tuple=True)
+            head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
+            logp_N, _ = token_logprobs(x_BTD[b, t], head, rows.ids_BT[b, t + 1])
+        weight_N = rows.weight_BT[b, t + 1]
+        sums.index_add_(0, (t + 1) // width, -logp_N * weight_N)
+        counts.index_add_(0, (t + 1) // width, weight_N)
+    return (sums / counts).tolist()
+
+
 @dataclass
 class LoopState:
     """Where a run of :func:`train` stands; saved and restored by the caller's ``save`` hook."""
