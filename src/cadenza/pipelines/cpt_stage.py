@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from cadenza.core.config import StrictConfig
 from cadenza.core.extras import TRAIN
 from cadenza.core.files import read_json, write_json
+from cadenza.pipelines.source_text import SourceTextConfig, source_text
 from cadenza.pipelines.stages import Figures, Stage, StageContext
-from cadenza.training.config import MixtureConfig, OptimizerConfig
+from cadenza.training.config import OptimizerConfig
 
 if TYPE_CHECKING:
     from cadenza.model.transformer import PolicyModel
 
 
-class CptConfig(StrictConfig):
-    """``replay_share`` of each step's tokens repeats the base's generated text, so that it is not forgotten.
-
-    ``stretch``: factor by which rotary positions are stretched before the first step, for rows longer than the model
+class CptConfig(SourceTextConfig):
+    """``stretch``: factor by which rotary positions are stretched before the first step, for rows longer than the model
     was trained on. ``mtp_weight``: of the loss of the MTP heads, which are trained along when the model has some.
     ``keep_middle``: also keep the weights at this share of the steps, in ``middle/`` (0: not): a trunk for heads that
     are to suit what comes after it.
     """
 
     steps: int = Field(default=150, gt=0)
-    source_tokens: int = Field(default=1_500_000, gt=0)
-    source_documents: int = Field(default=700, gt=0)
-    held_out_tokens: int = Field(default=32_768, gt=0)
-    tokens_per_step: int = Field(default=4096, gt=0)
-    tokens_per_microbatch: int = Field(default=4096, gt=0)
-    replay_share: float = Field(default=0.5, ge=0, le=1)
-    row_length: int = Field(default=512, gt=1)
     stretch: float = Field(default=1.0, ge=1)
     mtp_weight: float = Field(default=0.1, ge=0)
     keep_middle: float = Field(default=0.0, ge=0, lt=1)
@@ -56,35 +46,13 @@ class Cpt(Stage[CptConfig]):
     def run(self, context: StageContext) -> Figures:
         from cadenza.pipelines.lm_loop import LMRun, save_with_tokenizer, use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
-        from cadenza.training.corpus import python_documents, source_directories, stream_rows, token_stream
-        from cadenza.training.lm import mean_nll, microbatches, next_token_loss, nll_by_position
+        from cadenza.training.lm import mean_nll, next_token_loss, nll_by_position
         from cadenza.training.mtp import JointLoss
-        from cadenza.training.pretraining import mixture
 
         config, seed = self.config, context.seed_for("cpt")
         tokenizer = Tokenizer.load(context.input("base"))
         model = self._starting_model(context)
-        directories = source_directories()
-        documents = itertools.islice(python_documents(directories, held_out=False), config.source_documents)
-        source = token_stream(documents, tokenizer, config.source_tokens)
-        held_stream = token_stream(
-            python_documents(directories, held_out=True), tokenizer, config.held_out_tokens
-        )
-        rows = len(held_stream) // config.row_length
-        held = microbatches(
-            stream_rows(held_stream, 0, rows, config.row_length), config.tokens_per_microbatch
-        )
-        source_tokens = config.tokens_per_step * (1 - config.replay_share)
-        rows_per_step = max(1, round(source_tokens / config.row_length))
-        replay = MixtureConfig(
-            tokens_per_step=max(1, round(config.tokens_per_step * config.replay_share)), source_share=0.0
-        )
-
-        def batches(step: int):
-            sequences = stream_rows(source, step * rows_per_step, rows_per_step, config.row_length)
-            if config.replay_share > 0:
-                sequences += mixture(step, seed, source, tokenizer, replay)
-            return microbatches(sequences, config.tokens_per_microbatch)
+        batches, held = source_text(config, tokenizer, seed)
 
         def perplexities() -> list[float]:
             quarters = nll_by_position(model, held, max(1, config.row_length // 4), use_bf16())
