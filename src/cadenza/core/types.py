@@ -17,6 +17,7 @@ import numpy as np
 
 from cadenza.core.errors import RolloutFailure
 
+UNREAD = 255  # in ``Segment.routes_TLK``: no expert, the engine did not read this token
 FORMAT_VERSION = 1  # of every serialized type below; readers refuse what they do not know
 
 
@@ -66,7 +67,8 @@ class Segment:
     """One context window: the ids the engine saw and what it sampled, in order. Never re-encoded (invariant 2).
 
     Shapes: ``ids_T`` int32, ``sampled_T`` bool, ``token_kind_T`` int8, ``logprob_S`` float32 (of the distribution
-    that was sampled from, temperature included), ``version_S`` int32, ``routes_TLK`` uint8 or None.
+    that was sampled from, temperature included), ``version_S`` int32, ``routes_TLK`` uint8 (which experts the engine
+    sent a token to, in each layer; UNREAD where it read none) or None.
     ``turns``: half-open (start, end) ranges into T, one per sampled turn.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cadenza.core.types import Segment
+from cadenza.core.types import UNREAD, Segment
 from cadenza.tokens import Sampled
 
 _LEAST_LOGPROB = -1e30  # below it float32 turns a finite float into -inf
@@ -23,6 +23,7 @@ class SegmentBuilder:
         self._logprobs: list[float] = []
         self._versions: list[int] = []
         self.weights: dict[int, str] = {}  # version -> digest
+        self._routes: list[np.ndarray] = []
         self.turns: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
@@ -46,11 +47,23 @@ class SegmentBuilder:
         self._kinds += kinds
         self._sampled += [aligned] * count
         self.turns.append((start, start + count))
+        if sampled.routes_TLJ is not None:
+            self._routes.append(sampled.routes_TLJ)
         if aligned:
             self._logprobs += sampled.logprobs
             self._versions += sampled.versions
             self.weights |= sampled.weights
         return aligned
+
+    def _all_routes(self) -> np.ndarray | None:
+        """One entry an id; UNREAD for those that the engine never read: the last one sampled, and what came after it."""
+        if not self._routes:
+            return None
+        found = np.concatenate(self._routes)
+        missing = len(self._ids) - len(found)
+        if missing < 0:
+            return None  # of more tokens than the context has: of another context
+        return np.concatenate((found, np.full((missing, *found.shape[1:]), UNREAD, np.uint8)))
 
     def build(
         self, *, finish_reason: str, sampling: dict[str, float], digests: dict[str, str]
@@ -69,6 +82,7 @@ class SegmentBuilder:
             finish_reason=finish_reason,
             sampling=sampling,
             digests=digests,
+            routes_TLK=self._all_routes(),
         )
         broken = segment.broken()
         assert broken is None, broken

@@ -1,7 +1,7 @@
-"""Slotted key-value cache of the embedded engine.
+"""Slotted key-value cache of the embedded engine, and which experts each cached token went to.
 
 R slots, K key-value heads, S positions, G blocks of KEYS positions, C head width, D model width,
-P = short-convolution taps - 1.
+P = short-convolution taps - 1, L layers, J experts per token.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class KVCache:
         past = max(0, config.short_conv - 1)
         layers = range(config.n_layers)
         self.span = span
+        self.routes_RSLJ = np.zeros((slots, span, config.n_layers, config.experts_per_token), np.uint8)
         self.k_RKGCS = [array(torch.zeros(keys, dtype=dtype)) for _ in layers]
         self.v_RKSC = [array(torch.zeros(values, dtype=dtype)) for _ in layers]
         self.tail_RPD = [np.zeros((slots, past, config.d_model), np.float32) for _ in layers]
@@ -50,6 +51,7 @@ class KVCache:
         """Gives slot ``target``, which has the first ``start`` positions, those of slot ``source`` up to ``length``."""
         # What the last block of keys holds beyond the prefix is overwritten before it is seen.
         first, blocks = start // KEYS, -(-length // KEYS)
+        self.routes_RSLJ[target, start:length] = self.routes_RSLJ[source, start:length]
         for i, (k, v) in enumerate(zip(self.k_RKGCS, self.v_RKSC, strict=True)):
             k[target, :, first:blocks] = k[source, :, first:blocks]
             v[target, :, start:length] = v[source, :, start:length]

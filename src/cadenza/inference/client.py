@@ -9,6 +9,8 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 
+import numpy as np
+
 from cadenza.inference.requests import Completion, Request
 from cadenza.inference.requests import Sampling as EngineSampling
 from cadenza.tokens import CompactRenderer, Sampled, Sampling, SessionLost
@@ -111,6 +113,7 @@ class EngineSession:
         logprobs: list[float] = []
         versions: list[int] = []
         weights: dict[int, str] = {}
+        routes: list[np.ndarray] = []
         started = time.perf_counter()
         while True:
             left = sampling.max_tokens - len(ids)
@@ -122,13 +125,18 @@ class EngineSession:
             logprobs += done.logprobs
             versions += done.versions
             weights |= done.weights
+            if done.routes_TLJ is not None:
+                routes.append(done.routes_TLJ)
             new_ids = []
             finished = done.finish != "stop" or self._client.renderer.turn_ends(ids)
             if finished or len(ids) >= sampling.max_tokens:
                 break
         self.waited_s += time.perf_counter() - started
         stopped = done.finish == "stop" and self._client.renderer.turn_ends(ids)
-        return Sampled(ids, logprobs, versions, "stop" if stopped else "length", weights=weights)
+        return Sampled(
+            ids, logprobs, versions, "stop" if stopped else "length", weights=weights,
+            routes_TLJ=np.concatenate(routes) if routes else None,
+        )  # fmt: skip
 
     def close(self) -> None:
         if self._open:

@@ -43,6 +43,7 @@ class _Session:
     runs: tuple[tuple[int, int], ...] = ()  # (first position, version of the weights) of what is cached
     waiting: list[int] = field(default_factory=list)  # canonical tokens not fed yet
     turn: int = 0  # tokens cached when this turn came
+    told: int = 0  # tokens whose experts a completion has told
     asked: bool = False  # whether somebody was looked for who was fed this turn's tokens
     key: _Key | None = None  # under which others may copy them once they are fed
     draft: list[int] = field(
@@ -324,4 +325,9 @@ class Engine:
         assert s.request is not None
         name = s.request.session
         s.request = None
-        return Completion(name, tuple(s.ids), tuple(s.logprobs), tuple(s.versions), reason, weights=s.weights)
+        routes_TLJ = self.cache.routes_RSLJ[s.slot, s.told : s.length].copy()
+        s.told = s.length
+        return Completion(
+            name, tuple(s.ids), tuple(s.logprobs), tuple(s.versions), reason,
+            weights=s.weights, routes_TLJ=routes_TLJ,
+        )  # fmt: skip

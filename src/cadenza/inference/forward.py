@@ -133,9 +133,12 @@ class Forward:
         self._watched = watched or []
         x_ND = self._x_ND[:n]
         kernels.embed(np.array(ids, np.int64), self._table_VD, x_ND)
+        slot_N = np.repeat(rows.slot_B, rows.count_B)
+        place_N = np.arange(n) + np.repeat(rows.length_B - rows.first_B, rows.count_B)
         for i, layer in enumerate(self.layers):
             self._attention(layer, i, x_ND, rows)
             self._experts(layer, x_ND)
+            self.cache.routes_RSLJ[slot_N, place_N, i] = self._experts_NJ[:n]
         h = self._h[: _up(len(wanted), TOKEN_STEP)]
         index_B = np.array(wanted, np.int64)
         kernels.norm(x_ND, index_B, self._norm_D, self.config.norm_eps, array(h))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
 from cadenza.core.config import StrictConfig
@@ -58,6 +59,8 @@ class Completion:
 
     ``versions``: policy version that produced each token; a swap in mid-request shows as a change inside it.
     ``weights``: digest of the weights that the engine served under each of these versions.
+    ``routes_TLJ``: uint8, the experts that each token went to in each layer, for the tokens of the session that were fed
+    since its last completion. The last sampled one is fed with the next turn.
     """
 
     session: str
@@ -67,3 +70,4 @@ class Completion:
     finish: str
     reason: str = ""
     weights: Mapping[int, str] = field(default_factory=dict)
+    routes_TLJ: np.ndarray | None = None

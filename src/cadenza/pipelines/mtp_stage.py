@@ -12,8 +12,8 @@ from cadenza.training.config import OptimizerConfig
 
 
 class MtpConfig(SourceTextConfig):
-    """``heads``: tokens guessed beyond the next one. ``width``: hidden width of a head. ``middle``: the trunk is the one
-    that the input kept from the middle of its training (its ``keep_middle``), so that the heads suit a trunk that goes
+    """``heads``: tokens guessed beyond the next one. ``width``: hidden width of a head. ``middle``: the trunk is that
+    which the input kept from the middle of its training (its ``keep_middle``), so that the heads suit a trunk that goes
     on learning, and not just this one."""
 
     heads: int = Field(default=2, gt=0)

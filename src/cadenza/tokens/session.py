@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -29,6 +31,8 @@ class Sampled:
 
     ``finish``: ``stop`` after the end of a call or a final, ``length`` when ``max_tokens`` cut the turn.
     ``weights``: digest of the weights that the engine served under each policy version, empty for a scripted policy.
+    ``routes_TLJ``: the experts that each token of the context went to in each layer, for the tokens that the engine has
+    read since the last turn; None from what has none. The last id of a turn is read with the next one.
     ``note`` goes into the trace; a scripted policy marks deliberate mistakes with it.
     """
 
@@ -38,6 +42,7 @@ class Sampled:
     finish: Literal["stop", "length"]
     note: str | None = None
     weights: Mapping[int, str] = field(default_factory=dict)
+    routes_TLJ: np.ndarray | None = None
 
 
 class SessionLost(Exception):
