@@ -242,13 +242,13 @@ def test_training_waits_for_a_slow_store(store, monkeypatch):
 
 def test_a_full_disk_leaves_a_chain_that_cannot_be_followed(store, monkeypatch):
     weights = [state(0)]
-    for version in range(1, 4):
+    for version in range(1, 5):
         weights.append(changed(weights[-1], version, 0.01))
     real = ObjectStore.put
     with Publisher(store, "w") as publisher:
         publish(publisher, 0, weights[0])
         publish(publisher, 1, weights[1])
-        for failing in (".bin", ".json"):
+        for version, failing in ((2, ".bin"), (3, ".json")):
 
             def full(self, key, data, failing=failing):
                 if key.endswith(failing):
@@ -258,12 +258,12 @@ def test_a_full_disk_leaves_a_chain_that_cannot_be_followed(store, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(ObjectStore, "put", full)
                 with pytest.raises(ResourceExhausted):
-                    publish(publisher, 2, weights[2])
+                    publish(publisher, version, weights[version])
             follower = Follower(store, "w")
             assert follower.advance().version == 1
-        assert publish(publisher, 3, weights[3]).is_anchor
+        assert publish(publisher, 4, weights[4]).is_anchor
     follower.advance()
-    assert same(follower.state, weights[3])
+    assert same(follower.state, weights[4])
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b"[]", b'{"format": 9}', b'{"format": 1}'])

@@ -18,6 +18,7 @@ from cadenza.evaluation.charts import signed
 from cadenza.evaluation.result import EvalResult, TaskFacts
 from cadenza.evaluation.statistics import (
     VALID_FLOOR,
+    Estimate,
     Outcomes,
     non_inferiority,
     paired_change,
@@ -28,11 +29,13 @@ from cadenza.evaluation.statistics import (
 class GateConfig(StrictConfig):
     """What may be lost. Shares: 0.05 is five points.
 
-    ``margin``: the lower end of the 95% interval of the change of pass@1 lies above minus this. ``greedy_margin``: the
-    same for greedy decoding. ``slices``: fields of a task; a slice fails when it lost more than ``slice_margin`` *and*
-    its interval lies below zero: with few tasks the first alone is noise. Slices of under ``slice_tasks`` tasks are not
-    judged. ``token_margin``: by how much the tokens spent per solve may grow. ``must_pass``: ids of tasks that it has
-    to solve at least once. ``valid_floor``: share of rollouts that need a verdict.
+    ``margin``: the lower end of the 95% interval of the change of pass@1 lies above minus this. So an equal candidate
+    passes only if the interval's half width is well below the margin: about 4 points at 100 tasks with 8 samples each.
+    ``slices``: fields of a task; a slice fails when it lost more than ``slice_margin`` *and* its interval lies below
+    zero: with few tasks the first alone is noise. Greedy decoding, one attempt a task, is judged like a slice, by
+    ``greedy_margin``. Slices of under ``slice_tasks`` tasks are not judged. ``token_margin``: by how much the tokens
+    spent per solve may grow. ``must_pass``: ids of tasks that it has to solve at least once. ``valid_floor``: share of
+    rollouts that need a verdict.
     """
 
     margin: float = Field(default=0.05, ge=0)
@@ -96,7 +99,7 @@ def decide(
     if baseline:
         checks += [_valid("baseline", old, config), _alike(new, old)]
         if all(check.passed for check in checks if check.name != "must_pass"):
-            checks += [*_no_worse(new, old, config), *_slices(new, old, config), _tokens(new, old, config)]
+            checks += [_no_worse(new, old, config), *_slices(new, old, config), _tokens(new, old, config)]
     return Decision(
         candidate=candidate[0].policy,
         baseline=baseline[0].policy if baseline else "",
@@ -156,45 +159,46 @@ def _alike(new: _Side, old: _Side) -> Check:
     return Check(name="comparable", passed=not reason, detail=reason or "same tasks, samples and harness")
 
 
-def _no_worse(new: _Side, old: _Side, config: GateConfig) -> list[Check]:
-    checks = []
-    for name, greedy, margin in (("pass@1", False, config.margin), ("greedy", True, config.greedy_margin)):
-        sides = new.outcomes(greedy), old.outcomes(greedy)
-        if not sides[0]:
-            continue
-        change = paired_change(*sides)
-        value, low, high = change.points()
-        checks.append(
-            Check(
-                name=name,
-                passed=non_inferiority(change, margin).holds,
-                detail=f"{name} changed by {signed(value)} points [{signed(low)}, {signed(high)}] on {change.n_tasks} "
-                f"tasks (the lower end has to lie above {signed(-100 * margin)})",
-            )
-        )
-    return checks or [Check(name="pass@1", passed=False, detail="nothing was measured")]
+def _no_worse(new: _Side, old: _Side, config: GateConfig) -> Check:
+    """Of sampled decoding, or of greedy where nothing else was measured."""
+    greedy = not new.outcomes(False)
+    change = paired_change(new.outcomes(greedy), old.outcomes(greedy))
+    return Check(
+        name="pass@1",
+        passed=non_inferiority(change, config.margin).holds,
+        detail=f"pass@1 changed by {_shown(change)} (the lower end has to lie above {signed(-100 * config.margin)})",
+    )
 
 
 def _slices(new: _Side, old: _Side, config: GateConfig) -> list[Check]:
-    facts = [f for r in new.slots.values() for f in r.tasks.values()]
+    """What may lose in silence while the mean holds: greedy decoding, and kinds of tasks."""
     checks = []
+    if new.outcomes(True) and new.outcomes(False):
+        change = paired_change(new.outcomes(True), old.outcomes(True))
+        checks.append(_no_certain_loss("greedy", "greedy decoding", change, config.greedy_margin))
+    facts = [f for r in new.slots.values() for f in r.tasks.values()]
     for by in config.slices:
         for value in sorted({getattr(f, by) for f in facts}):
             sides = [s.outcomes(False, lambda f, by=by, v=value: getattr(f, by) == v) for s in (new, old)]
-            if len({t for o in sides[0] for t in o.task_ids}) < config.slice_tasks:
-                continue
-            change = paired_change(sides[0], sides[1])
-            mean, low, high = change.points()
-            lost = change.value < -config.slice_margin and change.high < 0
-            checks.append(
-                Check(
-                    name=f"{by}={value}",
-                    passed=not lost,
-                    detail=f"tasks with {by} {value}: {signed(mean)} points [{signed(low)}, {signed(high)}] "
-                    f"on {change.n_tasks} (may lose {100 * config.slice_margin:g}, or more if it is not certain)",
+            if len({t for o in sides[0] for t in o.task_ids}) >= config.slice_tasks:
+                change = paired_change(*sides)
+                checks.append(
+                    _no_certain_loss(f"{by}={value}", f"tasks with {by} {value}", change, config.slice_margin)
                 )
-            )
     return checks
+
+
+def _no_certain_loss(name: str, what: str, change: Estimate, margin: float) -> Check:
+    return Check(
+        name=name,
+        passed=not (change.value < -margin and change.high < 0),
+        detail=f"{what}: {_shown(change)} (a loss of over {100 * margin:g} may not be certain)",
+    )
+
+
+def _shown(change: Estimate) -> str:
+    value, low, high = change.points()
+    return f"{signed(value)} points [{signed(low)}, {signed(high)}] on {change.n_tasks} tasks"
 
 
 def _tokens(new: _Side, old: _Side, config: GateConfig) -> Check:

@@ -56,7 +56,7 @@ class SegmentBuilder:
         return aligned
 
     def _all_routes(self) -> np.ndarray | None:
-        """One entry an id; UNREAD for those that the engine never read: the last one sampled, and what came after it."""
+        """One entry an id; UNREAD for those that the engine never read: the last one sampled and what came after it."""
         if not self._routes:
             return None
         found = np.concatenate(self._routes)

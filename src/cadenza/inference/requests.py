@@ -59,8 +59,8 @@ class Completion:
 
     ``versions``: policy version that produced each token; a swap in mid-request shows as a change inside it.
     ``weights``: digest of the weights that the engine served under each of these versions.
-    ``routes_TLJ``: uint8, the experts that each token went to in each layer, for the tokens of the session that were fed
-    since its last completion. The last sampled one is fed with the next turn.
+    ``routes_TLJ``: uint8, the experts that each token went to in each layer, for the tokens of the session that were
+    fed since its last completion. The last sampled one is fed with the next turn.
     """
 
     session: str

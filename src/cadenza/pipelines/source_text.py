@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 class SourceTextConfig(StrictConfig):
     """``source_tokens`` of ``source_documents`` files, in rows of ``row_length``. ``held_out_tokens``: of other files,
-    for measuring. ``replay_share`` of each step's tokens repeats the base's generated text, so that it is not forgotten."""
+    for measuring. ``replay_share`` of each step's tokens repeats the base's generated text, so that it is not
+    forgotten."""
 
     source_tokens: int = Field(default=1_500_000, gt=0)
     source_documents: int = Field(default=700, gt=0)

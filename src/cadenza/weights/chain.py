@@ -25,7 +25,7 @@ FORMAT = 1
 class Link:
     """One version. ``parent``: the version it changes, None for an anchor. ``parent_chain``: that version's ``chain``.
 
-    ``chain``: sha256 over the parent's chain and this payload, first 32 hex digits: equal exactly when everything since
+    ``chain``: sha256 over the parent's, the version and the payload, first 32 hex digits: equal when everything since
     the anchor is equal. ``digest``: of the weights, as the engine echoes it. ``payload``: sha256 of the payload.
     ``bytes`` of the payload and ``full_bytes`` of the weights.
     """
@@ -48,7 +48,7 @@ def link_for(version: int, parent: Link | None, payload: bytes, digest: str, ful
     """The link of a payload that changes ``parent``, or is an anchor without one."""
     before = parent.chain if parent else ""
     content = hashlib.sha256(payload).hexdigest()
-    chain = hashlib.sha256(f"{before}/{content}".encode()).hexdigest()[:32]
+    chain = hashlib.sha256(f"{before}/{version}/{content}".encode()).hexdigest()[:32]
     return Link(
         version, parent.version if parent else None, before, chain, digest, content, len(payload), full_bytes
     )

@@ -74,7 +74,7 @@ def encode(new: State, old: State | None) -> bytes:
         rows.append(row)
     head = json.dumps(rows, separators=(",", ":")).encode()
     body = b"".join([len(head).to_bytes(_LENGTH_BYTES, "little"), head, *buffers])
-    return zstandard.ZstdCompressor(level=LEVEL).compress(body)
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(body)
 
 
 def decode(payload: bytes, old: State | None) -> dict[str, Bits]:
