@@ -98,7 +98,7 @@ def test_a_restored_trainer_takes_another_next_step(trainer, directory, tmp_path
     other = trainer(directory)
     assert other.restore(str(tmp_path)) == 3
     batch = groups(kept, 4)
-    other.weights("float32")
+    other.publish("float32")
     a, b = kept.step(batch), other.step(batch)
     assert bits(kept) == bits(other)
     assert {k: v for k, v in a.items() if k != "train_s"} == {k: v for k, v in b.items() if k != "train_s"}
@@ -191,6 +191,7 @@ def test_published_weights_change_with_the_next_step(trainer, directory, dtype):
 def test_an_upload_that_failed_goes_unnoticed(trainer, directory, monkeypatch):
     t = trainer(directory)
     first = t.publish("float32")
+    t.published.result(DEADLINE_S)
 
     def full(*_):
         raise ResourceExhausted("no space left", "free some")
