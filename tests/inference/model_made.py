@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from cadenza.inference.engine import Engine
@@ -58,3 +59,22 @@ def whole_logprobs(model: PolicyModel, ids: list[int], temperature: float = 1.0)
     """(T - 1, V) fp32: row t is the distribution of ids[t + 1]."""
     x_BTD, _ = model.hidden(torch.tensor([ids]))
     return (model.logits(x_BTD)[0, :-1].float() / temperature).log_softmax(-1)
+
+
+@torch.no_grad()
+def whole_routes(model: PolicyModel, ids: list[int]) -> np.ndarray:
+    """(T, L, J): the experts of each token in each layer."""
+    found: list[torch.Tensor] = []
+    hooks = [
+        layer.post_attention_layernorm.register_forward_hook(
+            lambda _m, _i, out, mlp=layer.mlp: found.append(mlp.route(out.view(-1, out.shape[-1]))[2])
+        )
+        for layer in model.layers
+    ]
+    x = model.embed_tokens(torch.tensor([ids]))
+    cos, sin = model.cos[: len(ids)].unsqueeze(0), model.sin[: len(ids)].unsqueeze(0)
+    for layer in model.layers:
+        x, _ = layer.composed(x, cos, sin)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(found, 1).numpy()

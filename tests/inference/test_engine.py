@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_made import VOCAB, engine, policy, request, run, whole_logprobs
+from model_made import VOCAB, engine, policy, request, run, whole_logprobs, whole_routes
 
 from cadenza.inference.engine import Engine
 from cadenza.inference.forward import Rows
@@ -373,3 +374,29 @@ def test_a_session_without_a_slot_blocks_those_that_have_one():
     assert set(run(e)) == {"b"}
     e.close("b")
     assert sorted(e.free) == [0] and not e.prefixes
+
+
+@pytest.mark.parametrize("draft", [0, 2])
+def test_recorded_routes_are_not_those_of_the_tokens(draft):
+    """Turns, a prefix that was copied, guesses taken back: each position's experts are those of the whole forward."""
+    model = policy(4, mtp_heads=2)
+    e = engine(model=copy.deepcopy(model), draft_tokens=draft, slots=4, max_context=96)
+    prompt, told, history = [5, 6, 7, 8, 9, 10, 11], {}, {}
+    for i, name in enumerate(("a", "b", "c")):
+        e.submit(request(name, prompt, max_tokens=9, seed=i))
+        history[name], told[name] = list(prompt), []
+    for turn in range(2):
+        for name, done in run(e).items():
+            history[name] += done.ids
+            told[name].append(done.routes_TLJ)
+        if turn == 0:
+            for i, name in enumerate(history):
+                e.submit(request(name, [1, 2], max_tokens=5, seed=7 + i))
+                history[name] += [1, 2]
+    assert e.counters["reused"] > 0
+    for name, ids in history.items():
+        routes = np.concatenate(told[name])
+        assert len(routes) == len(ids) - 1  # the last token was never fed
+        whole = whole_routes(model, ids)
+        same = np.sort(whole[: len(routes)], -1) == np.sort(routes, -1)
+        assert same.mean() > 0.99, name  # a near tie may fall either way

@@ -67,5 +67,5 @@ def rollout(name: str, reward: float | None, segments: list[Segment], task: str 
 def sample(segment: Segment, advantage: float) -> Sample:
     return Sample(
         segment.ids_T, segment.sampled_T, segment.logprob_S, segment.version_S, advantage,
-        segment.sampling["temperature"],
+        segment.sampling["temperature"], segment.routes_TLK,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples_made import VOCAB, policy, rollout, sample, segment, token_logp
 
-from cadenza.core.errors import TrainingDiverged
+from cadenza.core.errors import CadenzaError, TrainingDiverged
+from cadenza.core.types import UNREAD
+from cadenza.model.moe import MoE
 from cadenza.training.config import RLStepConfig
 from cadenza.training.rl import Batch, Sample, group_advantages, make_batch, pack, rl_step, thin
 
@@ -303,3 +306,70 @@ def test_a_step_without_a_token_reports_means_of_zero():
     metrics = rl_step(model, Recorder(model), Batch([], 2), CONFIG, 3, bf16=False)
     assert metrics["trained_tokens"] == 0.0
     assert not {"entropy", "k3", "drift_k3", "staleness_mean", "importance_weight"} & set(metrics)
+
+
+# router replay
+
+
+def routed(model, seed: int, routes_of=None):
+    """A segment with the routes that ``routes_of`` (the model itself by default) takes."""
+    made = segment(model, seed)
+    found: list[torch.Tensor] = []
+    original = MoE.choose
+
+    def choose(self, logits_NE, given=None):
+        out = original(self, logits_NE, given)
+        found.append(out[2])
+        return out
+
+    MoE.choose = choose  # type: ignore[method-assign]
+    try:
+        with torch.no_grad():
+            (routes_of or model).hidden(torch.tensor([made.ids_T.tolist()]))
+    finally:
+        MoE.choose = original  # type: ignore[method-assign]
+    made.routes_TLK = torch.stack(found, 1).numpy().astype(np.uint8)
+    made.routes_TLK[-1] = UNREAD
+    return made
+
+
+@pytest.mark.parametrize("mode", ["pure", "filtered"])
+def test_replay_of_the_own_routes_changes_the_step(mode):
+    model = policy()
+    batch = Batch([sample(routed(model, i), 1.0 - 2.0 * (i % 2)) for i in range(4)], 4)
+    plain = gradient(model, batch)
+    assert_same(plain, gradient(model, batch, CONFIG.model_copy(update={"router_replay": mode})))
+
+
+def test_replayed_routes_are_those_of_another_sample_or_of_padding():
+    """Rows of several lengths in one microbatch, each with the routes of a model that routes otherwise."""
+    model, other = policy(), policy(5)
+    config = CONFIG.model_copy(update={"router_replay": "pure"})
+    segments = [routed(model, i, other) for i in range(3)]
+    for i, s in enumerate(segments[1:], 1):
+        cut = len(s.ids_T) - 2 * i
+        keep = int(s.sampled_T[:cut].sum())
+        segments[i] = dataclasses.replace(
+            s, ids_T=s.ids_T[:cut], sampled_T=s.sampled_T[:cut], token_kind_T=s.token_kind_T[:cut],
+            logprob_S=s.logprob_S[:keep], version_S=s.version_S[:keep], routes_TLK=s.routes_TLK[:cut],
+        )  # fmt: skip
+    samples = [sample(s, 1.0) for s in segments]
+    together = gradient(model, Batch(samples, 3), config)
+    apart = [gradient(model, Batch([one], 3), config) for one in samples]
+    assert_same(together, {n: sum(g[n] for g in apart) for n in together})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spoil", ["none", "short", "unread"])
+def test_a_token_without_routes_is_trained_with_replay(spoil):
+    model = policy()
+    made = routed(model, 1)
+    if spoil == "none":
+        made.routes_TLK = None
+    elif spoil == "short":
+        made.routes_TLK = made.routes_TLK[:3]
+    else:
+        made.routes_TLK[int(np.flatnonzero(made.sampled_T)[-1]) - 1] = UNREAD
+    config = CONFIG.model_copy(update={"router_replay": "filtered"})
+    with pytest.raises(CadenzaError, match="no routes for some token that is trained or read by one"):
+        gradient(model, Batch([sample(made, 1.0)], 1), config)
+    gradient(model, Batch([sample(made, 1.0)], 1), CONFIG)

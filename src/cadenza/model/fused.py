@@ -24,6 +24,7 @@ from cadenza.model import block_kernels as kernels
 from cadenza.model.compiled import array
 
 if TYPE_CHECKING:
+    from cadenza.model.replay import LayerReplay
     from cadenza.model.transformer import Block
 
 QUERY_BLOCK = 128  # positions whose queries are multiplied together with the keys up to them
@@ -332,7 +333,9 @@ class _Combine(torch.autograd.Function):
         return grad_ND, dy_MD, None, dweights_NJ, dshared_ND
 
 
-def block_forward(block: Block, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> tuple[Tensor, Tensor]:
+def block_forward(
+    block: Block, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor, replay: LayerReplay | None = None
+) -> tuple[Tensor, Tensor]:
     """What ``Block.forward`` computes: (x_BTD, balance). ``x_BTD`` is fp32 and on the CPU."""
     b, t, d = x_BTD.shape
     if len(cos_TC) != t:
@@ -357,7 +360,7 @@ def block_forward(block: Block, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor) -
         x_ND, h_ND, logits_NE = _AddNorm.apply(  # type: ignore[misc]
             x_BTD.reshape(b * t, d), delta_ND, post.weight, post.eps, moe.gate.weight
         )
-        probs_NE, weights_NJ, experts_NJ = moe.choose(logits_NE)
+        probs_NE, weights_NJ, experts_NJ = moe.choose(logits_NE, replay)
         place_NJ = torch.empty_like(experts_NJ)
         load_E = np.zeros(moe.n_experts, np.int64)
         kernels.places(experts_NJ.numpy(), place_NJ.numpy(), load_E)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cadenza.model.config import ModelConfig
+from cadenza.model.replay import LayerReplay
 
 CAPACITY_STEP = 64
 
@@ -32,14 +33,17 @@ class MoE(nn.Module):
             self.shared_in = nn.Linear(d, 2 * config.d_shared, bias=False)
             self.shared_out = nn.Linear(config.d_shared, d, bias=False)
 
-    def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def route(self, x_ND: Tensor, replay: LayerReplay | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Router in fp32: (probabilities_NE, weights_NK summing to 1, experts_NK)."""
-        return self.choose(F.linear(x_ND.float(), self.gate.weight.float()))
+        return self.choose(F.linear(x_ND.float(), self.gate.weight.float()), replay)
 
-    def choose(self, logits_NE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, logits_NE: Tensor, replay: LayerReplay | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """``route`` from the router's logits."""
         probs_NE = logits_NE.softmax(-1)
         top_NK, experts_NK = probs_NE.topk(self.k, dim=-1)
+        if replay is not None:
+            experts_NK = replay.pick(probs_NE.detach(), experts_NK)
+            top_NK = probs_NE.gather(1, experts_NK)
         return probs_NE, top_NK / top_NK.sum(-1, keepdim=True), experts_NK
 
     def balance(self, probs_NE: Tensor, load_E: Tensor) -> Tensor:
@@ -47,10 +51,10 @@ class MoE(nn.Module):
         top-k). ``load_E``: shares of the assignments."""
         return self.n_experts * (load_E * probs_NE.mean(0)).sum()
 
-    def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x_ND: Tensor, replay: LayerReplay | None = None) -> tuple[Tensor, Tensor]:
         """Returns (y_ND, balance)."""
         with torch.autocast("cpu", enabled=False):
-            probs_NE, weights_NK, experts_NK = self.route(x_ND)
+            probs_NE, weights_NK, experts_NK = self.route(x_ND, replay)
         y_ND = self._grouped(x_ND, weights_NK, experts_NK)
         load_E = torch.bincount(experts_NK.flatten(), minlength=self.n_experts) / experts_NK.numel()
         if self.d_shared:

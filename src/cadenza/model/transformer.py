@@ -17,6 +17,7 @@ from cadenza.model.config import ModelConfig
 from cadenza.model.moe import MoE
 from cadenza.model.mtp import MTPHead
 from cadenza.model.norm import RMSNorm
+from cadenza.model.replay import LayerReplay, Replay
 
 
 def rotary_table(config: ModelConfig) -> tuple[Tensor, Tensor]:
@@ -101,20 +102,24 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.d_model, config.norm_eps)
         self.mlp = MoE(config)
 
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x_BTD: Tensor, cos: Tensor, sin: Tensor, replay: LayerReplay | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Returns (x_BTD, balance). cos and sin: (1, T, C / 2)."""
         if x_BTD.device.type == "cpu" and x_BTD.dtype == torch.float32:
-            return fused.block_forward(self, x_BTD, cos[0], sin[0])
-        return self.composed(x_BTD, cos, sin)
+            return fused.block_forward(self, x_BTD, cos[0], sin[0], replay)
+        return self.composed(x_BTD, cos, sin, replay)
 
-    def composed(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def composed(
+        self, x_BTD: Tensor, cos: Tensor, sin: Tensor, replay: LayerReplay | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The definition, as tensor operations: what tests hold the fused one to."""
         mixed = self.input_layernorm(x_BTD)
         if self.short_conv is not None:
             mixed = self.short_conv(mixed)
         x_BTD = x_BTD + self.self_attn(mixed, cos, sin)
         b, t, d = x_BTD.shape
-        y_ND, balance = self.mlp(self.post_attention_layernorm(x_BTD).view(b * t, d))
+        y_ND, balance = self.mlp(self.post_attention_layernorm(x_BTD).view(b * t, d), replay)
         return x_BTD + y_ND.view(b, t, d), balance
 
 
@@ -154,17 +159,17 @@ class PolicyModel(nn.Module):
                 )
                 nn.init.normal_(p, 0.0, residual if into_residual else 0.02, generator=generator)
 
-    def hidden(self, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole sequences from position 0: (x_BTD after the last norm, mean balance over layers). Raises ValueError
-        for rows longer than ``max_positions`` rounded up to 64."""
+    def hidden(self, ids_BT: Tensor, replay: Replay | None = None) -> tuple[Tensor, Tensor]:
+        """Whole sequences from position 0: (x_BTD after the last norm, mean balance over layers). ``replay``: experts
+        to use, of the B * T tokens. Raises ValueError for rows longer than ``max_positions`` rounded up to 64."""
         t = ids_BT.shape[1]
         if t > len(self.cos):
             raise ValueError(f"rows of {t} tokens exceed the model's {len(self.cos)} positions")
         cos, sin = self.cos[:t].unsqueeze(0), self.sin[:t].unsqueeze(0)
         x = self.embed_tokens(ids_BT)
         total = x.new_zeros((), dtype=torch.float32)
-        for layer in self.layers:
-            x, balance = layer(x, cos, sin)
+        for i, layer in enumerate(self.layers):
+            x, balance = layer(x, cos, sin, None if replay is None else replay.of_layer(i))
             total = total + balance
         return self.norm(x), total / len(self.layers)
 

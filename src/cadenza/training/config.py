@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from cadenza.core.config import StrictConfig
@@ -58,6 +60,8 @@ class RLStepConfig(StrictConfig):
     number of sampled tokens. ``importance_cap``: truncation of the off-policy weight. ``kl_beta``: weight of
     k1 = log pi - log ref in the advantage, detached. ``samples_per_group``: train at most so many of a group's
     rollouts, drawn evenly from its reward classes and weighted to keep the expected gradient (0: all).
+    ``router_replay``: tokens go to the experts that the engine sent them to: all of its choices, or, filtered, those
+    whose probability is at least ``replay_keep`` of the least that the trainer would pick.
     ``parity_limit``: mean k3 between engine and trainer at
     the same version above which the run stops (invariant 7), per dtype.
     """
@@ -74,6 +78,8 @@ class RLStepConfig(StrictConfig):
     importance_cap: float = Field(default=2.0, gt=0)
     kl_beta: float = Field(default=0.0, ge=0)
     mask_overlong: bool = False
+    router_replay: Literal["off", "pure", "filtered"] = "off"
+    replay_keep: float = Field(default=0.5, gt=0)
     samples_per_group: int = Field(default=0, ge=0)
     parity_limit_bf16: float = Field(default=0.01, gt=0)
     parity_limit_fp32: float = Field(default=1e-4, gt=0)

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cadenza.core.errors import TrainingDiverged
-from cadenza.core.types import Rollout, Segment
+from cadenza.core.errors import CadenzaError, TrainingDiverged
+from cadenza.core.types import UNREAD, Rollout, Segment
 from cadenza.model.logprobs import token_logprobs
+from cadenza.model.replay import Replay
 from cadenza.model.transformer import PolicyModel
 from cadenza.training.config import RLStepConfig
 
@@ -36,6 +37,7 @@ class Sample:
     version_S: np.ndarray
     advantage: float
     temperature: float
+    routes_TLK: np.ndarray | None = None
 
 
 def group_advantages(rollouts: Sequence[Rollout]) -> list[float | None]:
@@ -122,7 +124,7 @@ def make_batch(
 
 def _sample(s: Segment, advantage: float) -> Sample:
     temperature = float(s.sampling.get("temperature", 1.0)) or 1.0
-    return Sample(s.ids_T, s.sampled_T, s.logprob_S, s.version_S, advantage, temperature)
+    return Sample(s.ids_T, s.sampled_T, s.logprob_S, s.version_S, advantage, temperature, s.routes_TLK)
 
 
 @dataclass
@@ -137,6 +139,7 @@ class _Packed:
     oldest_N: Tensor  # oldest version in the token's segment: its cached keys may be that old
     advantage_N: Tensor
     temperature: float
+    routes_MLK: Tensor | None  # of all M = B x T tokens; UNREAD in padding
 
 
 def pack(samples: Sequence[Sample], tokens_per_microbatch: int, multiple: int = 64) -> list[_Packed]:
@@ -180,13 +183,35 @@ def _pad(samples: Sequence[Sample], temperature: float, multiple: int) -> _Packe
         torch.from_numpy(np.concatenate(oldest).astype(np.int64)),
         torch.from_numpy(np.concatenate(advantage)),
         temperature,
+        _routes(samples, t),
     )
 
 
-def sampled_logprobs(model: PolicyModel, packed: _Packed, bf16: bool) -> tuple[Tensor, Tensor]:
-    """(log-probability_N, entropy_N) of the sampled tokens under ``model``, at the sampling temperature."""
+def _routes(samples: Sequence[Sample], t: int) -> Tensor | None:
+    """None unless every sample has them."""
+    found = [s.routes_TLK for s in samples]
+    if any(routes is None for routes in found):
+        return None
+    assert found[0] is not None
+    routes_BTLK = np.full((len(samples), t, *found[0].shape[1:]), UNREAD, np.int64)
+    for b, routes in enumerate(found):
+        assert routes is not None
+        routes_BTLK[b, : len(routes)] = routes
+    return torch.from_numpy(routes_BTLK).flatten(0, 1)
+
+
+def sampled_logprobs(
+    model: PolicyModel, packed: _Packed, bf16: bool, keep: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """(log-probability_N, entropy_N) of the sampled tokens under ``model``, at the sampling temperature. ``keep``: how
+    the engine's routes are replayed, see ``model.replay``; None: not at all."""
+    replay = None
+    if keep is not None and packed.routes_MLK is not None:
+        replay = Replay(packed.routes_MLK, keep)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        x_BTD, _ = model.hidden(packed.ids_BT)  # the last token predicts nothing, but whole blocks are faster
+        x_BTD, _ = model.hidden(
+            packed.ids_BT, replay
+        )  # the last token predicts nothing, but whole blocks are faster
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1]).index_select(0, packed.at_N)
         head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
         return token_logprobs(x_ND, head, packed.target_N, packed.temperature)
@@ -245,8 +270,11 @@ def rl_step(
     denominator = max(1, batch.rollouts) * config.tokens_per_rollout
     sums = _Sums()
     packed = pack(batch.samples, config.tokens_per_microbatch)
+    keep = {"off": None, "pure": 0.0, "filtered": config.replay_keep}[config.router_replay]
+    if keep is not None:
+        _require_routes(batch.samples)
     for p in packed:
-        logp_N, entropy_N = sampled_logprobs(model, p, bf16)
+        logp_N, entropy_N = sampled_logprobs(model, p, bf16, keep)
         ratio_log_N = logp_N.detach() - p.behaviour_N
         weight_N = ratio_log_N.exp().clamp(max=config.importance_cap)
         advantage_N = p.advantage_N
@@ -283,6 +311,18 @@ def rl_step(
         "masked_overlong": float(batch.masked_overlong),
         "train_s": time.perf_counter() - started,
     }
+
+
+def _require_routes(samples: Sequence[Sample]) -> None:
+    """Invariant 3: of every token that is trained, or read by one that is."""
+    for s in samples:
+        last = int(np.flatnonzero(s.sampled_T)[-1])
+        if s.routes_TLK is None or len(s.routes_TLK) < last or (s.routes_TLK[:last] == UNREAD).any():
+            raise CadenzaError(
+                "a sample has no routes for some token that is trained or read by one",
+                "serve with an engine that records them, or set STAGE.step.router_replay to off "
+                "with --restart-from STAGE",
+            )
 
 
 def _accumulate(
