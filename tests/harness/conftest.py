@@ -45,6 +45,7 @@ class Replay:
         self.renderer = renderer
         self.turns = list(turns)
         self.context: list[int] = []
+        self.contexts: list[list[int]] = []  # those before
         self.budgets: list[int] = []
         self.closed = False
 
@@ -64,6 +65,10 @@ class Replay:
         ids = ids[: sampling.max_tokens]
         self.context += ids
         return Sampled(ids, [-0.5] * len(ids), [3] * len(ids), finish, weights={3: "w3"})
+
+    def renew(self) -> None:
+        self.contexts.append(self.context)
+        self.context = []
 
     def close(self) -> None:
         self.closed = True

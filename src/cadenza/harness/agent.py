@@ -8,7 +8,8 @@ What ends a run (``finish_reason``):
 ``finish``      the model called finish or wrote a closing message
 ``max_turns``   too many turns
 ``max_tokens``  a turn was cut at its token limit; it is flagged and not executed
-``context``     the context is full; a turn cut by it is not executed either
+``context``     the context is full; a turn cut by it is not executed either (with ``windows`` a run goes on in the next
+                context before that, see there)
 ``errors``      too many calls one after another were broken, refused or without effect; one only gets an error as its
                 result, but a model that repeats itself would go on until something else ends it. Every
                 kind of error counts but ``unexpected_environment``, which is not the model's doing: it neither adds
@@ -27,12 +28,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cadenza.core.config import StrictConfig
-from cadenza.core.types import Segment, format_weights
-from cadenza.harness.segment import SegmentBuilder
+from cadenza.core.types import Segment, TokenKind, format_weights
 from cadenza.harness.tools import ToolLibrary, ToolResult
+from cadenza.harness.windows import Window, WindowConfig, carried_over, next_context
 from cadenza.tokens import BrokenCall, Call, CompactRenderer, Final, Parsed, Sampled, Sampling, TokenSession
 
 
@@ -50,6 +51,18 @@ class Limits(StrictConfig):
     max_output_tokens: int = Field(default=448, gt=0)  # of one tool result
     max_errors_in_a_row: int = Field(default=3, gt=0)
     wall_s: float = Field(default=60.0, gt=0)
+    windows: WindowConfig = WindowConfig()
+
+    @model_validator(mode="after")
+    def _a_triggered_context_has_room(self) -> Limits:
+        needed = self.windows.trigger + self.max_tokens_per_turn + self.max_output_tokens
+        needed += self.windows.summary_tokens + 16 if self.windows.mode == "summary" else 0
+        if self.windows.mode != "off" and needed > self.max_context_tokens:
+            raise ValueError(
+                f"windows.trigger leaves no room for one more turn, its result and the summary: {needed} tokens of "
+                f"max_context_tokens = {self.max_context_tokens}"
+            )
+        return self
 
 
 @dataclass(slots=True)
@@ -57,7 +70,8 @@ class AgentResult:
     """What one run leaves. ``trace`` ends with one ``{"summary": ...}`` entry that holds ``counters``.
 
     ``timings``: seconds in ``agent`` (all), ``engine_wait`` and ``tools``.
-    ``counters``: turns, broken, truncated, misaligned, and per tool calls, errors by kind, seconds.
+    ``counters``: turns, broken, truncated, misaligned, windows (contexts), broken_summaries, and per tool calls, errors
+    by kind, seconds.
     """
 
     segments: list[Segment]
@@ -67,20 +81,38 @@ class AgentResult:
     counters: dict[str, Any]
 
 
+NOTHING_YET = dict.fromkeys(("turns", "broken", "truncated", "misaligned", "broken_summaries"), 0) | {
+    "windows": 1
+}
+
+
 @dataclass(slots=True)
 class _Run:
     """The state of one run, so that it is whole whenever the deadline strikes."""
 
-    builder: SegmentBuilder
+    window: Window
     sampling: Sampling
+    digests: dict[str, str]
     on_step: Callable[[dict[str, Any]], None] | None
+    segments: list[Segment] = field(default_factory=list)  # of the contexts before this one
     trace: list[dict[str, Any]] = field(default_factory=list)
+    turns: int = 0  # sampled, summaries too: the index of the next in the trace
+    edited: list[str] = field(default_factory=list)
     errors_in_a_row: int = 0
     engine_s: float = 0.0
     tools_s: float = 0.0
-    counters: dict[str, Any] = field(
-        default_factory=lambda: {"turns": 0, "broken": 0, "truncated": 0, "misaligned": 0, "tools": {}}
-    )
+    counters: dict[str, Any] = field(default_factory=lambda: {**NOTHING_YET, "tools": {}})
+
+    def close(self, finish_reason: str, kind: str = "act") -> None:
+        """The present context becomes a segment."""
+        builder = self.window.builder
+        self.segments += builder.build(
+            finish_reason=finish_reason,
+            sampling=self.sampling.plain(),
+            digests={**self.digests, "weights": format_weights(builder.weights)},
+            kind=kind,
+            parent=len(self.segments) - 1 if self.segments else None,
+        )
 
     def log(self, entry: dict[str, Any]) -> None:
         self.trace.append(entry)
@@ -110,7 +142,12 @@ class Agent:
         Raises SessionLost, SandboxGone (it ended under a tool), DeadlineExceeded of a sandbox that does not answer, and
         CancelledError; nothing the model samples raises.
         """
-        run = _Run(SegmentBuilder(), sampling or Sampling(), on_step)
+        digests = {
+            "harness": HARNESS_DIGEST,
+            "tools": self.tools.digest,
+            "renderer": self.renderer.digest,
+        }
+        run = _Run(Window(), sampling or Sampling(), digests, on_step)
         begun = time.perf_counter()
         wall = asyncio.timeout(self.limits.wall_s)
         try:
@@ -121,37 +158,23 @@ class Agent:
                 raise
             reason = "deadline"
         timings = {"agent": time.perf_counter() - begun, "engine_wait": run.engine_s, "tools": run.tools_s}
-        run.counters["turns"] = len(run.builder.turns)
+        run.counters["turns"] = run.turns
         run.log({"summary": {"finish_reason": reason, **run.counters}})
-        segments = run.builder.build(
-            finish_reason=reason,
-            sampling=run.sampling.plain(),
-            digests={
-                "harness": HARNESS_DIGEST,
-                "tools": self.tools.digest,
-                "renderer": self.renderer.digest,
-                "weights": format_weights(run.builder.weights),
-            },
-        )
-        return AgentResult(segments, run.trace, reason, timings, run.counters)
+        run.close(reason)
+        return AgentResult(run.segments, run.trace, reason, timings, run.counters)
 
     async def _loop(self, run: _Run, session: TokenSession, sandbox: Any, task_prompt: str) -> str:
         limits = self.limits
         new_ids, new_kinds = self.renderer.render_prompt(task_prompt)
-        for turn in range(limits.max_turns):
-            room = limits.max_context_tokens - len(run.builder) - len(new_ids)
+        prompt_ids = new_ids
+        for _ in range(limits.max_turns):
+            builder = run.window.builder
+            room = limits.max_context_tokens - len(builder) - len(new_ids)
             if room <= 0:
                 return "context"
             budget = min(room, limits.max_tokens_per_turn, run.sampling.max_tokens)
             sampled = await self._sample(run, session, new_ids, budget)
-            run.builder.add_given(new_ids, new_kinds)
-            aligned = run.builder.add_sampled(sampled, self.renderer.kinds_of_sampled(sampled.ids))
-            entry: dict[str, Any] = {"turn": turn}
-            if sampled.note is not None:
-                entry["note"] = sampled.note
-            if not aligned:
-                run.counters["misaligned"] += 1
-                entry["misaligned"] = True
+            entry = self._add(run, sampled, new_ids, new_kinds, self.renderer.kinds_of_sampled(sampled.ids))
             if sampled.finish == "length":
                 run.counters["truncated"] += 1
                 text = self.renderer.tokenizer.decode(sampled.ids)
@@ -174,7 +197,58 @@ class Agent:
             if run.errors_in_a_row >= limits.max_errors_in_a_row:
                 return "errors"
             new_ids, new_kinds = self._render_result(result.text)
+            windows = limits.windows
+            full = len(run.window.builder) + len(new_ids) > windows.trigger
+            if windows.mode != "off" and full and run.counters["windows"] < windows.most:
+                new_ids, new_kinds = await self._next_window(run, session, prompt_ids, new_ids, new_kinds)
         return "max_turns"
+
+    def _add(
+        self, run: _Run, sampled: Sampled, new_ids: list[int], new_kinds: list[int], kinds: list[int]
+    ) -> dict[str, Any]:
+        """Adds a turn to the present context; the beginning of its entry in the trace."""
+        window = run.window
+        window.builder.add_given(new_ids, new_kinds)
+        start = len(window.builder)
+        aligned = window.builder.add_sampled(sampled, kinds)
+        window.step_taken(start)
+        entry: dict[str, Any] = {"turn": run.turns}
+        run.turns += 1
+        if sampled.note is not None:
+            entry["note"] = sampled.note
+        if not aligned:
+            run.counters["misaligned"] += 1
+            entry["misaligned"] = True
+        return entry
+
+    async def _next_window(
+        self, run: _Run, session: TokenSession, prompt: list[int], result: list[int], kinds: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """Leaves the present context, with a summary if there is to be one; what the next begins with."""
+        windows, left = self.limits.windows, run.window
+        steps = list(left.steps)
+        summary: str | None = None
+        if windows.mode == "summary":
+            query, query_kinds = self.renderer.render_query()
+            asked, asked_kinds = result + query, kinds + query_kinds
+            sampled = await self._sample(run, session, asked, windows.summary_tokens)
+            # Counted as thinking: it is no message to the user.
+            entry = self._add(run, sampled, asked, asked_kinds, [int(TokenKind.THINK)] * len(sampled.ids))
+            summary, wrong = carried_over(self.renderer, sampled.ids)
+            if wrong is not None:
+                run.counters["broken_summaries"] += 1
+                entry["error_kind"] = wrong
+            run.log({**entry, "carried": summary})
+        run.close(
+            "summary" if summary is not None else "sliding", kind="summary" if summary is not None else "act"
+        )
+        session.renew()
+        ids, new_kinds = next_context(
+            self.renderer, windows, prompt, Window(left.builder, steps), result, summary, _state(run)
+        )
+        run.counters["windows"] += 1
+        run.window = Window()
+        return ids, new_kinds
 
     async def _sample(self, run: _Run, session: TokenSession, new_ids: list[int], budget: int) -> Sampled:
         begun = time.perf_counter()
@@ -200,6 +274,8 @@ class Agent:
         counter = run.counters["tools"].setdefault(known, {"calls": 0, "errors": {}, "seconds": 0.0})
         counter["calls"] += 1
         counter["seconds"] += time.perf_counter() - begun
+        if result.edited is not None and result.edited not in run.edited:
+            run.edited.append(result.edited)
         if result.error_kind is not None:
             counter["errors"][result.error_kind] = counter["errors"].get(result.error_kind, 0) + 1
         run.counters["broken"] += result.error_kind in ("unknown_tool", "invalid_arguments")
@@ -223,6 +299,12 @@ class Agent:
         )
 
 
+def _state(run: _Run) -> str:
+    """What the next context is told whatever the model says: how often it has summarized, and what it has changed."""
+    edited = f", edited {' '.join(run.edited)}" if run.edited else ""
+    return f"context {run.counters['windows'] + 1}{edited}"
+
+
 def _readable(parsed: Parsed) -> dict[str, Any]:
     """The trace's view of a turn: ``call`` and ``tool``, ``final`` or ``broken``, and the thought if there is one."""
     entry: dict[str, Any] = {} if parsed.think is None else {"think": parsed.think}
@@ -235,4 +317,6 @@ def _readable(parsed: Parsed) -> dict[str, Any]:
 
 
 # Two runs with different loop code are different harnesses, whatever their configuration says.
-HARNESS_DIGEST = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:16]
+HARNESS_DIGEST = hashlib.sha256(
+    "".join(inspect.getsource(sys.modules[name]) for name in (__name__, Window.__module__)).encode()
+).hexdigest()[:16]

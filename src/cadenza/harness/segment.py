@@ -29,6 +29,10 @@ class SegmentBuilder:
     def __len__(self) -> int:
         return len(self._ids)
 
+    def cut(self, start: int, end: int) -> list[int]:
+        """Ids of a part, to be carried over into another context."""
+        return self._ids[start:end]
+
     def add_given(self, ids: Sequence[int], kinds: Sequence[int]) -> None:
         """Adds ids the model did not sample: the prompt, a tool's result."""
         self._ids += ids
@@ -66,13 +70,19 @@ class SegmentBuilder:
         return np.concatenate((found, np.full((missing, *found.shape[1:]), UNREAD, np.uint8)))
 
     def build(
-        self, *, finish_reason: str, sampling: dict[str, float], digests: dict[str, str]
+        self,
+        *,
+        finish_reason: str,
+        sampling: dict[str, float],
+        digests: dict[str, str],
+        kind: str = "act",
+        parent: int | None = None,
     ) -> list[Segment]:
         """The segment as a list of one, or of none when nothing was ever sampled (a prompt over the limit)."""
         if not self.turns:
             return []
         segment = Segment(
-            kind="act",
+            kind=kind,
             ids_T=np.asarray(self._ids, np.int32),
             sampled_T=np.asarray(self._sampled, np.bool_),
             token_kind_T=np.asarray(self._kinds, np.int8),
@@ -82,6 +92,7 @@ class SegmentBuilder:
             finish_reason=finish_reason,
             sampling=sampling,
             digests=digests,
+            parent=parent,
             routes_TLK=self._all_routes(),
         )
         broken = segment.broken()

@@ -44,7 +44,11 @@ class EngineClient:
         """A fresh context whose samples depend on ``seed``."""
         if self._task is None:
             self._task = asyncio.create_task(self._trade())
-        return EngineSession(self, f"{self.name}/{next(self._numbers)}", seed)
+        return EngineSession(self, self.new_name(), seed)
+
+    def new_name(self) -> str:
+        """A session's name on the engine, never used before."""
+        return f"{self.name}/{next(self._numbers)}"
 
     async def request(self, request: Request) -> Completion:
         """Raises SessionLost when the engine is gone, also if it went long before, or refuses this request."""
@@ -137,6 +141,10 @@ class EngineSession:
             ids, logprobs, versions, "stop" if stopped else "length", weights=weights,
             routes_TLJ=np.concatenate(routes) if routes else None,
         )  # fmt: skip
+
+    def renew(self) -> None:
+        self._client.close_session(self.name)
+        self.name = self._client.new_name()
 
     def close(self) -> None:
         if self._open:

@@ -6,6 +6,9 @@ varies with the seed. In a share of runs it first errs, once or more: it writes 
 mistake, and sees that the tests still fail. Each such turn carries the note ``mistake`` so that training can leave it
 out of the loss. What follows teaches to go on differently: a policy that has only seen runs without errors writes the
 same over and over, and no reward can teach it what it never tries.
+
+Asked for a summary it says what it has found out: where the mistake is, what is mended, how the tests went. In the next
+context it reads a file again before it writes into it, unless a copied step shows the file.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from cadenza.harness.definitions import definitions
 from cadenza.rollouts.gold_edits import DefEdit, gold_edits
 from cadenza.rollouts.mistakes import wrong_definition
 from cadenza.tasks.patch import apply_patch
-from cadenza.tokens import Call, CompactRenderer, Sampled, Sampling
+from cadenza.tokens import Call, CompactRenderer, Sampled, Sampling, Summary
 
 SCRIPTED_VERSION = -1  # the policy version of scripted tokens; no trained policy has it
 MISTAKE = "mistake"
@@ -76,6 +79,14 @@ class ScriptedExpert:
         self._listed = self._tested = False
         self._note: str | None = None
         self._steps: Generator[Call, str, None] | None = None
+        self._aim: tuple[str, str] | None = (
+            None  # (path, definition) that it works on, once something led there
+        )
+        self._mended: list[str] = []
+        self._tests = ""  # the first line of the last result
+        self._held = ""  # the result that came with the request for a summary
+        self._unread: set[str] | None = None  # files the present context does not show; None in the first one
+        self._waiting: Call | None = None  # the call that a file is read again for
 
     @classmethod
     def for_task(
@@ -89,16 +100,58 @@ class ScriptedExpert:
 
     async def sample(self, new_ids: list[int], sampling: Sampling) -> Sampled:
         """Renders the expert's next action; what it has seen is what the ids say and nothing else."""
-        text = self._renderer.tokenizer.decode(new_ids)
-        text = re.sub(r"<\|[a-z_0-9]+\|>", "", text)
+        query, _ = self._renderer.render_query()
         self._note = None
-        action = self._next(text)
+        if new_ids[-len(query) :] == query:
+            self._held = self._text(new_ids[: -len(query)])
+            action: Call | Summary = Summary(self._summary())
+        else:
+            action = self._next_here(new_ids)
         ids = self._renderer.render_action(action)
         cut = len(ids) > sampling.max_tokens
         ids = ids[: sampling.max_tokens]
         return Sampled(
             ids, [0.0] * len(ids), [SCRIPTED_VERSION] * len(ids), "length" if cut else "stop", self._note
         )
+
+    def renew(self) -> None:
+        """The next context begins: what it shows of the files is seen with its first ids."""
+        self._unread = set()
+
+    def _text(self, ids: list[int]) -> str:
+        return re.sub(r"<\|[a-z_0-9]+\|>", "", self._renderer.tokenizer.decode(ids))
+
+    def _summary(self) -> str:
+        """Three short lines at most."""
+        lines = []
+        if self._aim is not None:
+            path, name = self._aim
+            lines.append(f"fix {name} in {path}")
+        if self._mended:
+            lines.append(f"fixed {' '.join(self._mended)}")
+        if self._tests:
+            lines.append(f"tests {self._tests}")
+        return "\n".join(lines)
+
+    def _next_here(self, new_ids: list[int]) -> Call:
+        """The next call, after reading again what it would write into and the present context does not show."""
+        text = self._text(new_ids)
+        if self._waiting is not None:
+            call, self._waiting = self._waiting, None
+            return call
+        if self._unread is not None and not self._unread:  # the first ids of a later context
+            self._unread = {p for p in self._base if f"read_file {p}" not in text} | {""}
+            _, copied, last = self._renderer.tokenizer.decode(new_ids).rpartition("<|output|>")
+            text = last.removesuffix("<|end|>") if copied else self._held
+        call = self._next(text)
+        path = call.args
+        if call.name == "read_file" and self._unread:
+            self._unread.discard(path.split(" ")[0])
+        if call.name == "replace_def" and self._unread and path in self._unread:
+            self._unread.discard(path)
+            self._waiting = call
+            return Call("read_file", path)
+        return call
 
     def close(self) -> None:
         """Ends the play; a session of the engine would free its slot here."""
@@ -131,6 +184,7 @@ class ScriptedExpert:
             if others:
                 yield from self._err_elsewhere(self._rng.choice(others), "", unread=True)
             yield from self._find(path, edits[0])
+            self._aim = (path, edits[0].name)
             yield from self._read(path, edits)
             if astray and not others:
                 yield from self._err_elsewhere(path, edits[0].name, unread=False)
@@ -139,6 +193,8 @@ class ScriptedExpert:
             mistake = False  # in the first file only
             for edit in edits:
                 yield Call("replace_def", path, edit.new)
+                self._mended.append(edit.name)
+            self._aim = None
         if self._happens(config.tests_last):
             yield from self._test()
         yield Call("finish")
@@ -189,6 +245,7 @@ class ScriptedExpert:
     def _test(self) -> Generator[Call, str, str]:
         output = yield Call("run_tests")
         self._tested = True
+        self._tests = output.partition("\n")[0][:60]
         self._seen += "\n" + output
         return output
 

@@ -36,6 +36,14 @@ class Final:
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """What the model carries over into its next context, in answer to the harness's query."""
+
+    text: str
+    think: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BrokenCall:
     """A turn that is no action and is never dispatched. ``message`` is short: the model reads it.
 

@@ -56,6 +56,10 @@ class TokenSession(Protocol):
         """Appends ``new_ids`` and samples a turn, which becomes part of the context. Raises SessionLost."""
         ...
 
+    def renew(self) -> None:
+        """Frees the context and begins another: the next ``new_ids`` are its first."""
+        ...
+
     def close(self) -> None:
         """Frees the context; idempotent."""
         ...

@@ -18,15 +18,17 @@ def weighted_tokens(rollout: Rollout, config: SftDataConfig) -> list[Weighted]:
     """Each segment's ids with loss weights: 1 on the expert's tokens, less elsewhere."""
     mistakes = {e["turn"] for e in rollout.trace if e.get("note") == "mistake"}
     out: list[Weighted] = []
+    before = 0  # turns of the segments before: the trace counts through
     for segment in rollout.segments:
         weight_T = np.where(segment.sampled_T, 1.0, config.context_weight).astype(np.float32)
-        for turn, (start, end) in enumerate(segment.turns):
+        for turn, (start, end) in enumerate(segment.turns, before):
             if turn in mistakes:
                 weight_T[start:end] = config.mistake_weight
             if end < len(weight_T):
                 # The role token that opens the tool's output: the policy must never learn to write it. Trained
                 # on it even lightly, the model answers its own calls once something unusual happens.
                 weight_T[end] = 0.0
+        before += len(segment.turns)
         out.append((segment.ids_T.astype(np.uint16), weight_T))
     return out
 

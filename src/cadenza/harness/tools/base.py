@@ -20,11 +20,12 @@ ERROR_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model reads, and whether the run is over."""
+    """What the model reads, and whether the run is over. ``edited``: a path that the call has changed."""
 
     text: str
     error_kind: str | None = None
     ends: bool = False
+    edited: str | None = None
 
 
 class ToolError(Exception):

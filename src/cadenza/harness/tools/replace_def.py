@@ -32,4 +32,4 @@ class ReplaceDef:
         if after == before:
             return ToolResult("error: unchanged", "no_effect")
         await sandbox.write(path, after)
-        return ToolResult("ok")
+        return ToolResult("ok", edited=path)
