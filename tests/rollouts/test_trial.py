@@ -10,10 +10,13 @@ from cadenza.harness.tools import ToolResult
 from cadenza.harness.tools.finish import Finish
 from cadenza.harness.tools.replace_def import ReplaceDef
 from cadenza.harness.tools.run_tests import RunTests
+from cadenza.harness.windows import WindowConfig
 from cadenza.rollouts import ExpertConfig, ScriptedExpert, Trial, run_trial, run_trials
 from cadenza.rollouts.expert import MISTAKE, SCRIPTED_VERSION
 from cadenza.rollouts.record import from_bytes, to_bytes
 from cadenza.tokens import Call, Sampled, Sampling, SessionLost
+from cadenza.training.config import SftDataConfig
+from cadenza.training.sft import weighted_tokens
 
 pytestmark = pytest.mark.needs_namespaces
 
@@ -89,6 +92,7 @@ def experts(renderer, backend, runner):
         trials = [Trial(task, seed, task.id) for task in tasks for seed in range(seeds)]
         return runner.run(run_trials(trials, one, concurrency=4))
 
+    run.renderer = renderer  # type: ignore[attr-defined]
     return run
 
 
@@ -267,3 +271,44 @@ def test_a_tree_that_the_models_code_spoils_ends_the_service_or_is_run_again(tas
     failure = rollout.verdict.failure
     assert failure is not None and failure.kind == "patch_refused"
     assert failure.counts and not failure.retry and rollout.reward == 0.0
+
+
+def test_the_expert_forgets_what_it_was_doing_in_its_next_context(experts, hard_tasks):
+    """Contexts of a few steps each: every writing is preceded, in its own context, by the file it writes into."""
+    windows = WindowConfig(mode="summary", trigger=900, summary_tokens=256, kept_steps=2, most=12)
+    limits = BIG.model_copy(update={"max_turns": 40, "windows": windows})
+    rollouts = experts(hard_tasks, ExpertConfig(mistake=0.3), limits, 2)
+    assert sum(len(r.segments) > 1 for r in rollouts) >= 4
+    for rollout in rollouts:
+        assert rollout.verdict.score == 1.0 or any(e.get("note") == MISTAKE for e in rollout.trace)
+        assert rollout.trace[-1]["summary"]["broken_summaries"] == 0
+        assert all(s.broken() is None for s in rollout.segments)
+        carried = [e["carried"] for e in rollout.trace if "carried" in e]
+        assert len(carried) == len(rollout.segments) - 1
+        assert all(len(text) < 300 for text in carried)
+        turn = 0
+        for segment in rollout.segments:
+            entries = [e for e in rollout.trace if turn <= e.get("turn", -1) < turn + len(segment.turns)]
+            turn += len(segment.turns)
+            head = segment.ids_T[: segment.turns[0][0]].tolist()
+            shown = experts.renderer.tokenizer.decode(head)
+            for entry in entries:
+                if entry.get("tool") == "replace_def" and len(carried) and segment.parent is not None:
+                    path = entry["call"].split("\n")[0].split(" ")[1]
+                    assert f"read_file {path}" in shown, (path, shown)
+                shown += entry.get("call", "")
+
+
+def test_demonstrations_in_several_contexts_leave_out_the_wrong_turns(experts, hard_tasks):
+    windows = WindowConfig(mode="summary", trigger=500, summary_tokens=256, most=12)
+    limits = BIG.model_copy(update={"max_turns": 40, "windows": windows})
+    config = ExpertConfig(mistake=1.0, mistake_other_def=0.0)
+    for rollout in experts(hard_tasks, config, limits, 2):
+        wrong = {e["turn"] for e in rollout.trace if e.get("note") == MISTAKE}
+        turn = 0
+        for segment, (_, weight) in zip(
+            rollout.segments, weighted_tokens(rollout, SftDataConfig()), strict=True
+        ):
+            for start, end in segment.turns:
+                assert set(weight[start:end].tolist()) == {0.0 if turn in wrong else 1.0}
+                turn += 1

@@ -87,6 +87,7 @@ class ScriptedExpert:
         self._held = ""  # the result that came with the request for a summary
         self._unread: set[str] | None = None  # files the present context does not show; None in the first one
         self._waiting: Call | None = None  # the call that a file is read again for
+        self._read_again = 0  # how often it was by now
 
     @classmethod
     def for_task(
@@ -136,21 +137,21 @@ class ScriptedExpert:
     def _next_here(self, new_ids: list[int]) -> Call:
         """The next call, after reading again what it would write into and the present context does not show."""
         text = self._text(new_ids)
-        if self._waiting is not None:
-            call, self._waiting = self._waiting, None
-            return call
         if self._unread is not None and not self._unread:  # the first ids of a later context
             self._unread = {p for p in self._base if f"read_file {p}" not in text} | {""}
             _, copied, last = self._renderer.tokenizer.decode(new_ids).rpartition("<|output|>")
             text = last.removesuffix("<|end|>") if copied else self._held
-        call = self._next(text)
-        path = call.args
+        call, self._waiting = self._waiting or self._next(text), None
+        path = call.args.split(" ")[0]
         if call.name == "read_file" and self._unread:
-            self._unread.discard(path.split(" ")[0])
-        if call.name == "replace_def" and self._unread and path in self._unread:
+            self._unread.discard(path)
+        # A file that fills a context by itself is forgotten as soon as it is read: then it writes from memory.
+        if call.name == "replace_def" and path in (self._unread or ()) and self._read_again < _MOST_READS:
             self._unread.discard(path)
             self._waiting = call
+            self._read_again += 1
             return Call("read_file", path)
+        self._read_again = 0
         return call
 
     def close(self) -> None:
