@@ -71,7 +71,8 @@ class Span(StrictConfig):
 
 
 class Turn(StrictConfig):
-    """``kind``: think | call | output | final | broken (a call that could not be read)."""
+    """``kind``: think | call | output | final | summary (carried into the next context) | broken (a call that could not
+    be read)."""
 
     kind: str
     text: str
@@ -194,6 +195,7 @@ def trajectory_of(task: Task, prompt: str, policy: str, sample: int, rollout: Ro
             ("call", "call"),
             ("broken", "text"),
             ("final", "final"),
+            ("summary", "carried"),
             ("output", "output"),
         ):
             if entry.get(key):

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pydantic import Field
 
 from cadenza.core.config import StrictConfig
@@ -33,6 +32,7 @@ from cadenza.core.errors import CadenzaError, DeadlineExceeded, ResourceExhauste
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.orchestration.curriculum import Curriculum, CurriculumConfig
 from cadenza.orchestration.environment import Order
+from cadenza.orchestration.group_metrics import group_metrics
 from cadenza.orchestration.placement import Remote
 from cadenza.training.config import RLStepConfig
 
@@ -471,29 +471,3 @@ class RLRun:
 
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
-
-
-def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
-    """Counts of the rollouts of a step, and means over those with a reward: reward, solved, tokens, turns, version
-    spread. Without any the means are left out."""
-    rollouts = [r for group in groups for r in group]
-    scored = [r for r in rollouts if r.reward is not None]
-    solved = [float(r.verdict.score == 1.0) for r in scored]
-    spans = [
-        len(np.unique(np.concatenate([s.version_S for s in r.segments]))) > 1 for r in scored if r.segments
-    ]
-    finish = Counter(r.segments[-1].finish_reason for r in scored if r.segments)
-    n = len(scored)
-    counts = {"rollouts": float(len(rollouts)), "failed_rollouts": float(len(rollouts) - n)}
-    if not n:
-        return counts
-    return {
-        **counts,
-        "reward": sum(float(r.reward or 0.0) for r in scored) / n,
-        "pass_rate": sum(solved) / n,
-        "tokens_per_rollout": sum(r.sampled_tokens for r in scored) / n,
-        "context_per_rollout": sum(sum(len(s.ids_T) for s in r.segments) for r in scored) / n,
-        "turns": sum(sum(len(s.turns) for s in r.segments) for r in scored) / n,
-        "spans_versions": sum(spans) / n,
-        "finished_itself": finish["finish"] / n,
-    }

@@ -52,7 +52,8 @@ class Demonstrations(Stage[DemonstrationsConfig]):
         return {
             "demonstrations": len(solved),
             "solved_share": len(solved) / len(rollouts),
-            "mean_tokens": sum(len(r.segments[0].ids_T) for r in solved) / len(solved),
+            "mean_tokens": sum(len(s.ids_T) for r in solved for s in r.segments) / len(solved),
+            "mean_contexts": sum(len(r.segments) for r in solved) / len(solved),
         }
 
     async def _collect(

@@ -1,0 +1,86 @@
+"""Stage ``gate``: decides by the evaluation which policies may be served, and moves the aliases.
+
+The aliases of a run are rows of the run database, ``RUN/candidate`` and ``RUN/serving``; each moves in one transaction,
+so that whoever serves sees the old policy or the new one.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from cadenza.core.config import StrictConfig
+from cadenza.core.errors import ConfigError
+from cadenza.core.files import write_bytes, write_json
+from cadenza.core.rundb import rl_run_id
+from cadenza.core.types import Policy
+from cadenza.evaluation.gate import Decision, GateConfig, decide
+from cadenza.evaluation.result import EvalResult
+from cadenza.pipelines.stages import Figures, Stage, StageContext
+
+
+class GateStageConfig(StrictConfig):
+    """``candidates``: policies in the order they ask to be served; the first meets nothing and is only looked at by
+    itself. Each is compared with the one that is served by then."""
+
+    candidates: tuple[str, ...] = Field(default=("sft", "rl"), min_length=1)
+    gate: GateConfig = GateConfig()
+
+
+class Gate(Stage[GateStageConfig]):
+    """Artifact: ``CANDIDATE.json`` and ``CANDIDATE.xml`` (JUnit), a decision each. Input ``evaluate``: the results;
+    every other role is a policy of that name."""
+
+    Config = GateStageConfig
+    inputs = ("evaluate",)
+    open_inputs = True
+
+    def run(self, context: StageContext) -> Figures:
+        served, promoted = "", 0
+        for name in self.config.candidates:
+            if name not in context.artifacts:
+                raise ConfigError(
+                    f"candidate {name!r} of stage {context.name!r} is no input of it",
+                    f'add inputs = {{ {name} = "{name}" }} to it in the recipe',
+                )
+            run = rl_run_id(context.run_id, name)
+            policy = self._record(context, run, name)
+            context.database.point(f"{context.run_id}/candidate", run, policy.version)
+            decision = decide(_results(context, name), _results(context, served), self.config.gate)
+            self._keep(context, name, decision)
+            context.progress.line(_sentence(decision))
+            if decision.promote:
+                context.database.point(f"{context.run_id}/serving", run, policy.version)
+                served, promoted = name, promoted + 1
+        return {"serving": served, "promoted": promoted, "refused": len(self.config.candidates) - promoted}
+
+    def _record(self, context: StageContext, run: str, name: str) -> Policy:
+        """The newest version of a policy; one that no RL run has made is its version 0."""
+        known = context.database.policies(run)
+        if known:
+            return known[-1]
+        policy = Policy(name, 0, None, "")
+        context.database.add_policy(run, policy)
+        return policy
+
+    def _keep(self, context: StageContext, name: str, decision: Decision) -> None:
+        write_json(context.out / f"{name}.json", decision.model_dump(mode="json"))
+        write_bytes(context.out / f"{name}.xml", decision.junit().encode())
+        context.database.event(context.run_id, "gate", decision.model_dump(mode="json"), wait=True)
+
+
+def _results(context: StageContext, name: str) -> list[EvalResult]:
+    """Every result of a policy; none for no policy."""
+    if not name:
+        return []
+    found = [
+        EvalResult.load(p) for p in sorted((context.input("evaluate") / "evaluations").glob(f"{name}-*.json"))
+    ]
+    return [result for result in found if result.policy == name]
+
+
+def _sentence(decision: Decision) -> str:
+    if decision.promote:
+        return f"gate: {decision.candidate} is served now" + (
+            f" in the place of {decision.baseline}" if decision.baseline else ""
+        )
+    return f"gate: {decision.candidate} is refused: " + "; ".join(decision.reasons())
