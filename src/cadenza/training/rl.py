@@ -114,12 +114,26 @@ def make_batch(
             if mask_overlong and overlong:
                 batch.masked_overlong += 1
                 continue
-            for s in rollout.segments:
-                if s.broken() is not None or s.sampled_T[:1].any():  # nothing predicts a first token
-                    batch.broken += 1
-                elif s.sampled_T.any():
-                    batch.samples.append(_sample(s, advantage * weight))
+            _add(batch, rollout, advantage * weight)
     return batch
+
+
+def single_batch(rollouts: Sequence[Rollout], advantages: Sequence[float]) -> Batch:
+    """Samples of rollouts that have no group: one answer a prompt, as users get it, with an advantage each."""
+    batch = Batch([], len(rollouts))
+    for rollout, advantage in zip(rollouts, advantages, strict=True):
+        if advantage != 0.0:
+            _add(batch, rollout, advantage)
+    return batch
+
+
+def _add(batch: Batch, rollout: Rollout, advantage: float) -> None:
+    """Every segment of the chain carries the same advantage, summaries too."""
+    for s in rollout.segments:
+        if s.broken() is not None or s.sampled_T[:1].any():  # nothing predicts a first token
+            batch.broken += 1
+        elif s.sampled_T.any():
+            batch.samples.append(_sample(s, advantage))
 
 
 def _sample(s: Segment, advantage: float) -> Sample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from cadenza.model.digest import weights_digest
 from cadenza.model.hf import load_model, save_model
 from cadenza.training.checkpoint import BEGIN_AGAIN, load_state, save_state
 from cadenza.training.config import RLStepConfig
-from cadenza.training.rl import make_batch, rl_step
+from cadenza.training.rl import Batch, make_batch, rl_step, single_batch
 from cadenza.weights import ChainAddress, Link, Publisher
 from cadenza.weights.tensors import state_of
 
@@ -56,19 +57,25 @@ class TrainerService:
     def step(self, groups: list[list[Rollout]], progress: float = 0.0) -> dict[str, float]:
         """Trains on whole groups when ``progress`` (0..1) of the run is over; afterwards ``version`` is one higher.
         Raises ForeignSample on one from other weights than those ``weights`` has handed out (invariant 1)."""
-        for group in groups:
-            for rollout in group:
-                for segment in rollout.segments:
-                    self._check_origin(rollout, segment)
-        torch.set_num_threads(
-            self.threads
-        )  # here: OpenMP keeps the number per thread, and calls change threads
+        self._check_origins(rollout for group in groups for rollout in group)
         batch = make_batch(
             groups,
             self.config.mask_overlong,
             self.config.samples_per_group,
             keep_zero=self.reference is not None,
         )
+        return self._step(batch, progress)
+
+    def step_single(
+        self, rollouts: list[Rollout], advantages: list[float], progress: float = 0.0
+    ) -> dict[str, float]:
+        """As ``step``, on rollouts without groups that bring their advantages."""
+        self._check_origins(rollouts)
+        return self._step(single_batch(rollouts, advantages), progress)
+
+    def _step(self, batch: Batch, progress: float) -> dict[str, float]:
+        # Here: OpenMP keeps the number per thread, and calls change threads.
+        torch.set_num_threads(self.threads)
         metrics = rl_step(
             self.model,
             self.optimizer,
@@ -138,6 +145,11 @@ class TrainerService:
     def export(self, directory: str, bos_token_id: int, eos_token_id: int) -> None:
         """Writes the policy as a Hugging Face directory (fp32 weights)."""
         save_model(self.model, Path(directory), bos_token_id=bos_token_id, eos_token_id=eos_token_id)
+
+    def _check_origins(self, rollouts: Iterable[Rollout]) -> None:
+        for rollout in rollouts:
+            for segment in rollout.segments:
+                self._check_origin(rollout, segment)
 
     def _check_origin(self, rollout: Rollout, segment: Segment) -> None:
         echoed = parse_weights(segment.digests.get("weights", ""))

@@ -1,0 +1,258 @@
+"""Stage ``realtime``: one round in which the served policy learns from its users, and two drills.
+
+The drills show that the guards work, in every run: a damaged candidate must be refused by the gate, and one that got
+past it must be taken back by the canary. If either is not, the stage fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from cadenza.core.artifacts import MANIFEST
+from cadenza.core.config import StrictConfig
+from cadenza.core.errors import CadenzaError, MissingArtifact
+from cadenza.core.extras import TRAIN
+from cadenza.core.files import write_json
+from cadenza.core.rundb import rl_run_id
+from cadenza.core.types import Policy, Task
+from cadenza.evaluation.evaluate import harness_digest
+from cadenza.evaluation.gate import Decision, GateConfig, decide
+from cadenza.harness import Agent, demo_tools
+from cadenza.orchestration.placement import Remote
+from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
+from cadenza.pipelines.stages import Figures, Stage, StageContext
+from cadenza.realtime.canary import Canary, CanaryConfig
+from cadenza.realtime.feedback import FeedbackLog
+from cadenza.realtime.rewards import FeedbackRewards, baselines, behaviour, judge
+from cadenza.realtime.round import Answer, Production, Server, TrafficConfig, advantages_of
+from cadenza.tasks.directory import load_tasks
+from cadenza.tokens import CompactRenderer, Tokenizer
+from cadenza.training.config import RLStepConfig
+
+if TYPE_CHECKING:
+    from cadenza.evaluation.result import EvalResult
+    from cadenza.model.transformer import PolicyModel
+
+CALL_S = 300.0
+DAMAGED = "damaged"
+
+
+class RealtimeConfig(StrictConfig):
+    """``split``: what users ask for; the first ``answers`` of it are learned from, the rest is for the canaries.
+    ``gate_split``: what the gate measures on, ``gate_tasks`` of it with ``gate_samples`` each. ``steps``: optimizer steps
+    on the answers. ``damage``: of the drills' weights, noise relative to each tensor's own spread (0: no drills)."""
+
+    split: str = "users"
+    answers: int = Field(default=96, gt=0)
+    traffic: TrafficConfig = TrafficConfig()
+    rewards: FeedbackRewards = FeedbackRewards()
+    steps: int = Field(default=2, gt=0)
+    step: RLStepConfig = RLStepConfig(lr=1e-4)
+    gate_split: str = "val"
+    gate_tasks: int = Field(default=64, gt=0)
+    gate_samples: int = Field(default=2, gt=0)
+    gate: GateConfig = GateConfig()
+    canary: CanaryConfig = CanaryConfig()
+    damage: float = Field(default=0.7, ge=0)
+    trainer_threads: int = Field(default=2, gt=0)
+    services: ServicesConfig = ServicesConfig()
+
+
+class Realtime(Stage[RealtimeConfig]):
+    """Artifact: the policy that is served afterwards (a model directory), ``feedback.jsonl``, ``decisions.json``.
+    Input ``model``: the policy that is served before; ``tasks``: the task set."""
+
+    Config = RealtimeConfig
+    packages = TRAIN
+    inputs = ("model", "tasks")
+
+    def run(self, context: StageContext) -> Figures:
+        tasks = load_tasks(context.input("tasks") / self.config.split)
+        if len(tasks) <= self.config.answers:
+            raise MissingArtifact(
+                f"split {self.config.split!r} has {len(tasks)} tasks, and none are left for the canary",
+                f"give it more, or lower {context.name}.answers",
+            )
+        return asyncio.run(_Round(self.config, context, tasks).run())
+
+
+class _Round:
+    """One round, step by step. ``self.run_key`` names its policies in the run database: 0 is served before, 1 is the
+    candidate, 2 the damaged one."""
+
+    def __init__(self, config: RealtimeConfig, context: StageContext, tasks: list[Task]) -> None:
+        self.config, self.context = config, context
+        self.asked, self.later = tasks[: config.answers], tasks[config.answers :]
+        self.model = context.input("model")
+        self.run_key = rl_run_id(context.run_id, context.name)
+        self.decisions: list[dict[str, Any]] = []
+        self.figures: Figures = {}
+
+    async def run(self) -> Figures:
+        config, context = self.config, self.context
+        log = FeedbackLog(context.out / "feedback.jsonl")
+        with placement_of(config.services) as placement, context.progress.bar(context.name) as bar:
+
+            def spawn(model: Path) -> tuple[Remote, Remote]:
+                engine = spawn_engine(placement, config.services, model)
+                return engine, spawn_environment(placement, config.services, engine, self.model)
+
+            self.placement = placement
+            self.production = Production(
+                placement, spawn, log, config.traffic, context.seed_for("traffic"), on_answer=bar.advance
+            )
+            serving = await self._bring_up("serving", 0, self.model)
+            self._point("serving", 0)
+            try:
+                answers = await self.production.serve(serving, self.asked)
+                candidate = self._learn(answers, log)
+                winner = await self._deploy(serving, candidate)
+            finally:
+                await self.production.shut(serving)
+        write_json(context.out / "decisions.json", self.decisions)
+        for file in winner.iterdir():
+            if file.is_file() and file.name != MANIFEST:
+                shutil.copy2(file, context.out / file.name)
+        for name in ("candidate", DAMAGED, "weights"):
+            shutil.rmtree(context.out / name, ignore_errors=True)
+        return self.figures
+
+    def _learn(self, answers: list[Answer], log: FeedbackLog) -> Path:
+        """Trains on what users did, into a folder of its own."""
+        from cadenza.inference.engine import torch_dtype
+        from cadenza.pipelines.lm_loop import use_bf16
+        from cadenza.tokens.tokenizer import Tokenizer
+        from cadenza.training.trainer import TrainerService
+        from cadenza.weights import ChainAddress
+
+        config, out, threads = self.config, self.context.out / "candidate", self.config.trainer_threads
+        events = log.read()
+        judged = judge(events, config.rewards)
+        arms = {a.rollout.id: a.policy.arm for a in answers}
+        rollouts, advantages = advantages_of(answers, judged.rewards, baselines(judged.rewards, arms))
+        self.figures |= {f"share_{name}": share for name, share in judged.shares().items()} | behaviour(
+            events
+        )
+        self.figures["mean_reward"] = sum(judged.rewards.values()) / max(1, len(judged.rewards))
+        trainer = self.placement.spawn(
+            "trainer", TrainerService, str(self.model), config.step, threads, use_bf16(),
+            ChainAddress(str(self.context.out / "weights")), threads=threads,
+        )  # fmt: skip
+        # Tells the trainer which weights have answered: it refuses answers of any others.
+        dtype = str(torch_dtype(config.services.engine.dtype)).removeprefix("torch.")
+        trainer.call("publish", dtype).result(timeout=CALL_S)
+        for step in range(config.steps):  # one pass over the answers, cut into steps
+            part = slice(step, None, config.steps)
+            trainer.call("step_single", rollouts[part], advantages[part]).result(timeout=CALL_S)
+        tokenizer = Tokenizer.load(self.model)
+        out.mkdir()
+        tokenizer.save(out)
+        ends = tokenizer.id("<|bos|>"), tokenizer.id("<|end|>")
+        trainer.call("export", str(out), *ends).result(timeout=CALL_S)
+        self.placement.kill(trainer)
+        return out
+
+    async def _deploy(self, serving: Server, candidate: Path) -> Path:
+        """Gate, canary, drills; the folder of the policy that is served in the end."""
+        tasks = load_tasks(self.context.input("tasks") / self.config.gate_split)[: self.config.gate_tasks]
+        before = await self._measure(serving, tasks)
+        winner, served = self.model, 0
+        async with self._up("candidate", 1, candidate) as new:
+            decision = self._decide(await self._measure(new, tasks), before)
+            if decision.promote and (await self._try(serving, new, "deployed")).state == "passed":
+                self._point("serving", 1)
+                winner, served = candidate, 1
+        self.figures["deployed"] = served == 1
+        if self.config.damage:
+            await self._drill(serving, before, tasks)
+        return winner
+
+    async def _drill(self, serving: Server, before: EvalResult, tasks: list[Task]) -> None:
+        """A damaged policy meets the gate, and then the canary as if it had passed. Raises when one lets it through."""
+        from cadenza.model.hf import load_model, save_model
+        from cadenza.tokens.tokenizer import Tokenizer
+
+        folder = self.context.out / DAMAGED
+        model, tokenizer = load_model(self.model), Tokenizer.load(self.model)
+        damage(model, self.config.damage, self.context.seed_for(DAMAGED))
+        tokenizer.save(folder)
+        save_model(model, folder, bos_token_id=tokenizer.id("<|bos|>"), eos_token_id=tokenizer.id("<|end|>"))
+        async with self._up(DAMAGED, 2, folder) as bad:
+            refused = not self._decide(await self._measure(bad, tasks), before).promote
+            canary = await self._try(serving, bad, "drill")
+        self.figures |= {"damaged_refused": refused, "damaged_rolled_back": canary.state == "rolled_back"}
+        if not refused or canary.state != "rolled_back":
+            guard = "gate" if not refused else "canary"
+            raise CadenzaError(
+                f"the {guard} let a damaged policy through (canary: {canary.state} {canary.reason})",
+                f"give it more to see: raise {self.context.name}.gate_tasks or the tasks of split "
+                f"{self.config.split!r}, or tighten its margins",
+            )
+
+    @asynccontextmanager
+    async def _up(self, name: str, version: int, model: Path) -> AsyncIterator[Server]:
+        server = await self._bring_up(name, version, model)
+        try:
+            yield server
+        finally:
+            await self.production.shut(server)
+
+    async def _bring_up(self, name: str, version: int, model: Path) -> Server:
+        policy = Policy(name, version, 0 if version else None, "")
+        self.context.database.add_policy(self.run_key, policy)
+        return await self.production.bring_up(policy, model)
+
+    async def _measure(self, server: Server, tasks: list[Task]) -> EvalResult:
+        agent = Agent(
+            CompactRenderer(Tokenizer.load(self.model)), demo_tools(), self.config.services.environment.agent
+        )
+        return await self.production.measure(
+            server, tasks, self.config.gate_split, self.config.gate_samples, harness_digest(agent)
+        )
+
+    def _decide(self, new: EvalResult, old: EvalResult) -> Decision:
+        decision = decide([new], [old], self.config.gate)
+        self.decisions.append(decision.model_dump(mode="json"))
+        self.context.database.event(self.context.run_id, "gate", self.decisions[-1], wait=True)
+        verdict = "passes" if decision.promote else "is refused: " + "; ".join(decision.reasons())
+        self.context.progress.line(f"gate: {decision.candidate} {verdict}")
+        return decision
+
+    async def _try(self, serving: Server, new: Server, what: str) -> Canary:
+        """Some users meet the new policy; the alias says so while they do."""
+        self._point("canary", new.policy.version)
+        salt = f"{self.context.seed}/{what}/{new.policy.version}"
+        canary = await self.production.canary(serving, new, self.later, self.config.canary, salt)
+        if canary.state != "passed":
+            self._point("canary", serving.policy.version)
+        about = {"policy": new.policy.name, "state": canary.state, "reason": canary.reason}
+        about |= {"answers": dict(canary.answers), "taken": dict(canary.taken)}
+        self.decisions.append({"canary": about})
+        self.context.database.event(self.context.run_id, "canary", about, wait=True)
+        self.context.progress.line(
+            f"canary: {new.policy.name} {canary.state}: {canary.reason or 'too few answers'}"
+        )
+        return canary
+
+    def _point(self, alias: str, version: int) -> None:
+        self.context.database.point(f"{self.context.run_id}/{alias}", self.run_key, version)
+
+
+def damage(model: PolicyModel, scale: float, seed: int) -> None:
+    """Adds to every matrix noise of ``scale`` times its own standard deviation, as a torn upload would, but so that it
+    can still be loaded."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.add_(noise * parameter.std() * scale)
