@@ -11,7 +11,6 @@ from pydantic import Field
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import ConfigError
 from cadenza.core.files import write_bytes, write_json
-from cadenza.core.rundb import rl_run_id
 from cadenza.core.types import Policy
 from cadenza.evaluation.gate import Decision, GateConfig, decide
 from cadenza.evaluation.result import EvalResult
@@ -35,6 +34,8 @@ class Gate(Stage[GateStageConfig]):
     open_inputs = True
 
     def run(self, context: StageContext) -> Figures:
+        from cadenza.core.rundb import rl_run_id  # SQLAlchemy
+
         served, promoted = "", 0
         for name in self.config.candidates:
             if name not in context.artifacts:
@@ -42,7 +43,7 @@ class Gate(Stage[GateStageConfig]):
                     f"candidate {name!r} of stage {context.name!r} is no input of it",
                     f'add inputs = {{ {name} = "{name}" }} to it in the recipe',
                 )
-            run = rl_run_id(context.run_id, name)
+            run = rl_run_id(context.run_id, name)  # a policy that no RL made has a key of the same form
             policy = self._record(context, run, name)
             context.database.point(f"{context.run_id}/candidate", run, policy.version)
             decision = decide(_results(context, name), _results(context, served), self.config.gate)

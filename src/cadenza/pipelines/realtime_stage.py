@@ -20,7 +20,6 @@ from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, MissingArtifact
 from cadenza.core.extras import TRAIN
 from cadenza.core.files import write_json
-from cadenza.core.rundb import rl_run_id
 from cadenza.core.types import Policy, Task
 from cadenza.evaluation.evaluate import harness_digest
 from cadenza.evaluation.gate import Decision, GateConfig, decide
@@ -46,8 +45,8 @@ DAMAGED = "damaged"
 
 class RealtimeConfig(StrictConfig):
     """``split``: what users ask for; the first ``answers`` of it are learned from, the rest is for the canaries.
-    ``gate_split``: what the gate measures on, ``gate_tasks`` of it with ``gate_samples`` each. ``steps``: optimizer steps
-    on the answers. ``damage``: of the drills' weights, noise relative to each tensor's own spread (0: no drills)."""
+    ``gate_split``: what the gate measures on, ``gate_tasks`` of it with ``gate_samples`` each. ``steps``: optimizer
+    steps on the answers. ``damage``: of the drills' weights, noise relative to each tensor's own spread (0: no drills)."""
 
     split: str = "users"
     answers: int = Field(default=96, gt=0)
@@ -91,7 +90,7 @@ class _Round:
         self.config, self.context = config, context
         self.asked, self.later = tasks[: config.answers], tasks[config.answers :]
         self.model = context.input("model")
-        self.run_key = rl_run_id(context.run_id, context.name)
+        self.run_key = context.rl_run
         self.decisions: list[dict[str, Any]] = []
         self.figures: Figures = {}
 
@@ -128,7 +127,6 @@ class _Round:
         """Trains on what users did, into a folder of its own."""
         from cadenza.inference.engine import torch_dtype
         from cadenza.pipelines.lm_loop import use_bf16
-        from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.trainer import TrainerService
         from cadenza.weights import ChainAddress
 
@@ -176,14 +174,14 @@ class _Round:
 
     async def _drill(self, serving: Server, before: EvalResult, tasks: list[Task]) -> None:
         """A damaged policy meets the gate, and then the canary as if it had passed. Raises when one lets it through."""
-        from cadenza.model.hf import load_model, save_model
-        from cadenza.tokens.tokenizer import Tokenizer
+        from cadenza.model.hf import load_model
+        from cadenza.pipelines.lm_loop import save_with_tokenizer
 
         folder = self.context.out / DAMAGED
-        model, tokenizer = load_model(self.model), Tokenizer.load(self.model)
+        folder.mkdir()
+        model = load_model(self.model)
         damage(model, self.config.damage, self.context.seed_for(DAMAGED))
-        tokenizer.save(folder)
-        save_model(model, folder, bos_token_id=tokenizer.id("<|bos|>"), eos_token_id=tokenizer.id("<|end|>"))
+        save_with_tokenizer(model, Tokenizer.load(self.model), folder)
         async with self._up(DAMAGED, 2, folder) as bad:
             refused = not self._decide(await self._measure(bad, tasks), before).promote
             canary = await self._try(serving, bad, "drill")

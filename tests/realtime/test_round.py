@@ -1,0 +1,127 @@
+"""Who answers whom, what is kept of it, and what the trainer is given."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cadenza.core.types import Policy, Rollout, Task, Verdict
+from cadenza.realtime import CanaryConfig, FeedbackLog, FeedbackRewards, judge
+from cadenza.realtime import round as module
+from cadenza.realtime.rewards import baselines
+from cadenza.realtime.round import Production, TrafficConfig, advantages_of
+from cadenza.realtime.users import user_of
+
+TASKS = [Task(f"task{i}", Path("."), "users", 0, "s", "2026-01-01") for i in range(600)]
+
+
+class Pool:
+    """A policy that solves a share of the tasks. The same trial twice gives the same rollout."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.asked: list[str] = []
+
+    async def __aenter__(self) -> Pool:
+        return self
+
+    async def __aexit__(self, *_: Any) -> None: ...
+
+    async def trial(self, task: Task, sample: int, seed: int, temperature: float) -> Rollout:
+        await asyncio.sleep(0)
+        self.asked.append(task.id)
+        solved = float((seed % 1000) / 1000 < self.share)
+        return Rollout(
+            f"{task.id}/{sample}",
+            task.id,
+            task.id,
+            [],
+            [],
+            "diff",
+            Verdict(solved),
+            {},
+            solved,
+            "finished",
+            {},
+            seed,
+        )
+
+
+class Placement:
+    def __init__(self) -> None:
+        self.killed: list[Any] = []
+
+    def kill(self, service: Any) -> None:
+        self.killed.append(service)
+
+
+@pytest.fixture
+def production(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "RolloutPool", lambda environment: environment)
+    placement: Any = Placement()
+
+    def spawn(model: Path):
+        return f"engine of {model}", Pool(float(model.name))
+
+    made = Production(placement, spawn, FeedbackLog(tmp_path / "feedback.jsonl"), TrafficConfig(), 5)
+    return made
+
+
+def up(production: Production, name: str, version: int, share: str):
+    return production.bring_up(Policy(name, version, None, ""), Path(share))
+
+
+def test_an_answer_is_lost_or_learned_from_with_the_wrong_sign(production):
+    async def go():
+        server = await up(production, "sft", 0, "0.5")
+        answers = await production.serve(server, TASKS[:200])
+        await production.shut(server)
+        return answers, server
+
+    answers, server = asyncio.run(go())
+    assert [a.rollout.task_id for a in answers] == [t.id for t in TASKS[:200]]
+    assert production.placement.killed == [*server.services]
+    judged = judge(production.log.read(), FeedbackRewards())
+    arms = {a.rollout.id: a.policy.arm for a in answers}
+    rollouts, advantages = advantages_of(answers, judged.rewards, baselines(judged.rewards, arms))
+    assert len(rollouts) == len(judged.rewards) > 150
+    assert sum(advantages) == pytest.approx(0.0, abs=1e-9)
+    by_outcome = {True: [], False: []}
+    for rollout, advantage in zip(rollouts, advantages, strict=True):
+        by_outcome[rollout.verdict.score == 1.0].append(advantage)
+    assert (
+        sum(by_outcome[True]) / len(by_outcome[True])
+        > 0.3
+        > -0.3
+        > sum(by_outcome[False]) / len(by_outcome[False])
+    )
+
+
+@pytest.mark.parametrize(("share", "state"), [("0.0", "rolled_back"), ("0.95", "passed")])
+def test_the_canary_shows_the_candidate_to_all_or_goes_on_after_it_has_decided(production, share, state):
+    async def go():
+        serving = await up(production, "sft", 0, "0.7")
+        new = await up(production, "rl", 1, share)
+        canary = await production.canary(serving, new, TASKS, CanaryConfig(), "salt")
+        return canary, serving.pool, new.pool
+
+    canary, old, new = asyncio.run(go())
+    assert canary.state == state and canary.reason
+    assert len(old.asked) + len(new.asked) < 300
+    users = [{user_of(task, TrafficConfig().users) for task in pool.asked} for pool in (old, new)]
+    assert users[0] and users[1] and not users[0] & users[1]
+    events = production.log.read()
+    assert {e.policy.propensity for e in events} == {0.5}
+    assert {e.policy.version for e in events if e.policy.arm == "canary"} == {1}
+
+
+def test_too_few_users_deploy_a_candidate(production):
+    async def go():
+        serving = await up(production, "sft", 0, "0.7")
+        new = await up(production, "rl", 1, "0.7")
+        return await production.canary(serving, new, TASKS[:30], CanaryConfig(), "salt")
+
+    assert asyncio.run(go()).state == "watching"
