@@ -66,8 +66,7 @@ def production(tmp_path, monkeypatch):
     def spawn(model: Path):
         return f"engine of {model}", Pool(float(model.name))
 
-    made = Production(placement, spawn, FeedbackLog(tmp_path / "feedback.jsonl"), TrafficConfig(), 5)
-    return made
+    return Production(placement, spawn, FeedbackLog(tmp_path / "feedback.jsonl"), TrafficConfig(), 5)
 
 
 def up(production: Production, name: str, version: int, share: str):

@@ -46,7 +46,7 @@ DAMAGED = "damaged"
 class RealtimeConfig(StrictConfig):
     """``split``: what users ask for; the first ``answers`` of it are learned from, the rest is for the canaries.
     ``gate_split``: what the gate measures on, ``gate_tasks`` of it with ``gate_samples`` each. ``steps``: optimizer
-    steps on the answers. ``damage``: of the drills' weights, noise relative to each tensor's own spread (0: no drills)."""
+    steps on the answers. ``damage``: of the drills' weights: noise relative to each tensor's spread (0: no drills)."""
 
     split: str = "users"
     answers: int = Field(default=96, gt=0)

@@ -27,7 +27,7 @@ Spawn = Callable[[Path], tuple[Remote, Remote]]  # a model's folder -> (engine, 
 
 
 class TrafficConfig(StrictConfig):
-    """``temperature``: of what is served. ``users``: who they are and what they do. ``concurrency``: answers at once."""
+    """``temperature``: of what is served. ``users``: who they are and what they do. ``concurrency``: of answers."""
 
     temperature: float = 0.6
     users: UserConfig = UserConfig()
@@ -85,15 +85,11 @@ class Production:
     async def serve(self, server: Server, tasks: Sequence[Task]) -> list[Answer]:
         """Every task's user asks once; answers in the order of ``tasks``."""
         room = asyncio.Semaphore(self.config.concurrency)
+        policy = _served(server.policy, "serving", 1.0)
 
         async def one(number: int, task: Task) -> Answer:
             async with room:
-                return await self._answer(
-                    server,
-                    task,
-                    number,
-                    ServedPolicy(model=server.policy.name, version=server.policy.version),
-                )
+                return await self._answer(server, task, number, policy)
 
         return list(await asyncio.gather(*(one(i, task) for i, task in enumerate(tasks))))
 
@@ -105,11 +101,9 @@ class Production:
         canary = Canary(config, salt)
         step = max(1, self.config.concurrency // 4)
         for start in range(0, len(tasks), step):
-            group = [
-                self._meet(canary, serving, candidate, t, start + i)
-                for i, t in enumerate(tasks[start : start + step])
-            ]
-            for answer in await asyncio.gather(*group):
+            asking = enumerate(tasks[start : start + step], start)
+            met = [self._meet(canary, serving, candidate, task, number) for number, task in asking]
+            for answer in await asyncio.gather(*met):
                 canary.observe(answer.policy, answer.events)
             if canary.state != "watching":
                 break
@@ -120,11 +114,7 @@ class Production:
     ) -> Answer:
         arm, chance = canary.arm_of(user_of(task.id, self.config.users))
         server = candidate if arm == "canary" else serving
-        policy = ServedPolicy(
-            model=server.policy.name, version=server.policy.version, digest=server.policy.digest,
-            arm=arm, propensity=chance,
-        )  # fmt: skip
-        return await self._answer(server, task, number, policy)
+        return await self._answer(server, task, number, _served(server.policy, arm, chance))
 
     async def _answer(self, server: Server, task: Task, number: int, policy: ServedPolicy) -> Answer:
         seed = slot_seed(self.seed, f"{policy.arm}/{policy.version}/{task.id}", number)
@@ -147,6 +137,12 @@ class Production:
             temperature=self.config.temperature, seed=self.seed, limits=EvalLimits(),
             on_rollout=lambda *_: self.on_answer(),
         )  # fmt: skip
+
+
+def _served(policy: Policy, arm: str, chance: float) -> ServedPolicy:
+    return ServedPolicy(
+        model=policy.name, version=policy.version, digest=policy.digest, arm=arm, propensity=chance
+    )
 
 
 def advantages_of(
