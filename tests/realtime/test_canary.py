@@ -37,10 +37,10 @@ def watch(good: dict[str, float], seed: int, answers: int = 400) -> Canary:
 
 
 def test_a_damaged_policy_stays_or_is_taken_back_late():
-    for seed in range(12):
-        canary = watch({"serving": 0.7, "canary": 0.0}, seed)
-        assert canary.state == "rolled_back", canary
-        assert canary.answers["canary"] < 60 and "users took" in canary.reason
+    watched = [watch({"serving": 0.7, "canary": 0.0}, seed) for seed in range(20)]
+    assert all(c.state == "rolled_back" and "users took" in c.reason for c in watched)
+    early = [c for c in watched if min(c.answers.values()) < c.config.enough]
+    assert len(early) >= 14, [c.answers for c in watched]
 
 
 def test_an_equal_or_better_policy_is_taken_back_early_more_often_than_allowed():

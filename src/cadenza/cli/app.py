@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import cadenza
-from cadenza.cli import agent, doctor, eval, runs, train
+from cadenza.cli import agent, doctor, eval, runs, train, watch
 from cadenza.cli.failures import report
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("train", epilog=train.EPILOG)(train.train)
 app.command("eval", epilog=eval.EPILOG)(eval.evaluate)
 app.command("agent", epilog=agent.EPILOG)(agent.agent)
 app.command("runs", epilog=runs.EPILOG)(runs.runs)
+app.command("watch", epilog=watch.EPILOG)(watch.watch)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 
 

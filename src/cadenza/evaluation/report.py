@@ -18,7 +18,15 @@ from cadenza.core.errors import ConfigError
 from cadenza.evaluation.charts import Strip, signed, strip
 from cadenza.evaluation.comparison import Change, Comparison, Row, compare, label, ordered
 from cadenza.evaluation.report_charts import STAGE_TITLES, Chart, plain_chart, stage_charts
-from cadenza.evaluation.report_inputs import RunInfo, RunInputs, Span, Trajectory, now_iso, read_run
+from cadenza.evaluation.report_inputs import (
+    DecisionRecord,
+    RunInfo,
+    RunInputs,
+    Span,
+    Trajectory,
+    now_iso,
+    read_run,
+)
 from cadenza.evaluation.result import EvalResult, write_text
 from cadenza.evaluation.statistics import Estimate, pass_at_k
 
@@ -90,10 +98,12 @@ class Report:
     missing: list[str]
     problems: list[str]
     generated_at: str = ""
+    decisions: list[DecisionRecord] = dataclasses.field(default_factory=list)
 
 
-def build_report(inputs: RunInputs) -> Report:
-    """Computes the report; never fails for a part that is missing."""
+def build_report(inputs: RunInputs, latest: bool = False) -> Report:
+    """Computes the report; never fails for a part that is missing. ``latest``: the timeline shows the end of what there
+    is, and not its middle."""
     problems = list(inputs.problems)
     try:
         comparisons = compare(inputs.evaluations)
@@ -115,11 +125,12 @@ def build_report(inputs: RunInputs) -> Report:
         comparisons=comparisons,
         slices=_slices(inputs.evaluations),
         sections=sections,
-        timeline=_timeline(inputs.timeline),
+        timeline=_timeline(inputs.timeline, latest),
         examples=_examples(inputs.trajectories),
         missing=missing,
         problems=problems,
         generated_at=now_iso(),
+        decisions=inputs.decisions,
     )
 
 
@@ -156,6 +167,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "slices": [_plain(s) for s in report.slices],
         "busy_in_window": {s.lane: s.busy for s in report.timeline.lanes} if report.timeline else {},
         "charts": {s.stage: [c.title for c in s.charts] for s in report.sections},
+        "decisions": [d.model_dump(mode="json") for d in report.decisions],
         "not_run": report.missing,
         "problems": report.problems,
         "run": report.run.model_dump(mode="json"),
@@ -234,15 +246,15 @@ def _missing(inputs: RunInputs, comparisons: Sequence[Comparison]) -> list[str]:
     return told
 
 
-def _timeline(spans: Sequence[Span]) -> Timeline | None:
-    """A window from the middle of the run: its start and end are not how it usually goes."""
+def _timeline(spans: Sequence[Span], latest: bool) -> Timeline | None:
+    """A window from the middle of the run, whose start and end are not how it usually goes, or the latest one."""
     if not spans:
         return None
     first, last = min(s.start for s in spans), max(s.end for s in spans)
     if last <= first:
         return None
     middle = (first + last) / 2
-    start = max(first, middle - TIMELINE_WINDOW_S / 2)
+    start = max(first, last - TIMELINE_WINDOW_S if latest else middle - TIMELINE_WINDOW_S / 2)
     end = min(last, start + TIMELINE_WINDOW_S)
     found = {s.lane for s in spans}
     lanes = [n for n in LANES if n in found] + sorted(found - set(LANES))

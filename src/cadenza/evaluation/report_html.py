@@ -17,8 +17,8 @@ from cadenza.evaluation.statistics import Estimate, NonInferiority
 _Shown = tuple[str, Estimate | None, NonInferiority | None]
 
 
-def render_html(report: Report) -> str:
-    """The page as text."""
+def render_html(report: Report, live: str = "") -> str:
+    """The page as text. ``live``: the version of what it shows, for a page that follows a run."""
     loader = jinja2.FunctionLoader(_template)
     env = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -41,7 +41,7 @@ def render_html(report: Report) -> str:
         tint=tint,
         clock=lambda s: f"{int(s) // 60}:{int(s) % 60:02d}",
     )
-    return env.get_template("report.html").render(report=report, run=report.run)
+    return env.get_template("report.html").render(report=report, run=report.run, live=live)
 
 
 def _template(name: str) -> str:

@@ -5,6 +5,7 @@
     timeline.jsonl          Span: what a service was doing, when
     evaluations/*.json      EvalResult
     trajectories.jsonl      Trajectory: readable rollouts
+    decisions.jsonl         DecisionRecord: what the gate and the canary decided
 
 Each may lie in the run's folder or in the folder of any of its stages (a stage writes only into its own); several
 of one kind are joined. Every part may be missing: the report then says so. A damaged part is named, never
@@ -93,6 +94,31 @@ class Trajectory(StrictConfig):
     patch: str = ""
 
 
+class DecisionRecord(StrictConfig):
+    """What a guard decided about a policy. ``guard``: gate | canary. ``against``: what it was compared with.
+    ``reasons``: (whether it speaks for the policy, a sentence)."""
+
+    guard: str
+    policy: str
+    against: str = ""
+    outcome: str  # promoted | refused | passed | rolled_back | watching
+    reasons: tuple[tuple[bool, str], ...] = ()
+
+    @classmethod
+    def from_event(cls, kind: str, data: dict[str, Any]) -> DecisionRecord:
+        """From an event of the run database."""
+        if kind == "gate":
+            return cls(
+                guard="gate", policy=data["candidate"], against=data["baseline"],
+                outcome="promoted" if data["promote"] else "refused",
+                reasons=tuple((check["passed"], check["detail"]) for check in data["checks"]),
+            )  # fmt: skip
+        told = ((data["state"] == "passed", data["reason"]),) if data["reason"] else ()
+        return cls(
+            guard="canary", policy=data["policy"], against="serving", outcome=data["state"], reasons=told
+        )
+
+
 @dataclass
 class Metrics:
     """Columns of one metric file, in step order; a step written twice (a resumed run) keeps its last line."""
@@ -137,6 +163,7 @@ class RunInputs:
     timeline: list[Span] = field(default_factory=list)
     evaluations: list[EvalResult] = field(default_factory=list)
     trajectories: list[Trajectory] = field(default_factory=list)
+    decisions: list[DecisionRecord] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -177,7 +204,7 @@ def write_run_info(folder: Path, run: RunInfo) -> None:
     write_text(folder / "run_info.json", run.model_dump_json(indent=2) + "\n")
 
 
-def append_lines(path: Path, items: list[Span] | list[Trajectory]) -> None:
+def append_lines(path: Path, items: list[Span] | list[Trajectory] | list[DecisionRecord]) -> None:
     """Appends spans or trajectories as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
@@ -228,6 +255,7 @@ def read_run(run_dir: Path, run: RunInfo | None = None) -> RunInputs:
             found.metrics[path.stem] = read_metrics(path, problems)
         found.timeline += _models(folder / "timeline.jsonl", Span, problems)
         found.trajectories += _models(folder / "trajectories.jsonl", Trajectory, problems)
+        found.decisions += _models(folder / "decisions.jsonl", DecisionRecord, problems)
         for path in sorted((folder / "evaluations").glob("*.json")):
             try:
                 found.evaluations.append(EvalResult.load(path))

@@ -13,6 +13,7 @@ from cadenza.core.errors import ConfigError
 from cadenza.core.files import write_bytes, write_json
 from cadenza.core.types import Policy
 from cadenza.evaluation.gate import Decision, GateConfig, decide
+from cadenza.evaluation.report_inputs import DecisionRecord, append_lines
 from cadenza.evaluation.result import EvalResult
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 
@@ -66,7 +67,9 @@ class Gate(Stage[GateStageConfig]):
     def _keep(self, context: StageContext, name: str, decision: Decision) -> None:
         write_json(context.out / f"{name}.json", decision.model_dump(mode="json"))
         write_bytes(context.out / f"{name}.xml", decision.junit().encode())
-        context.database.event(context.run_id, "gate", decision.model_dump(mode="json"), wait=True)
+        data = decision.model_dump(mode="json")
+        context.database.event(context.run_id, "gate", data, wait=True)
+        append_lines(context.out / "decisions.jsonl", [DecisionRecord.from_event("gate", data)])
 
 
 def _results(context: StageContext, name: str) -> list[EvalResult]:

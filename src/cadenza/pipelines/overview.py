@@ -51,6 +51,14 @@ def list_runs(folder: Path, name: str | None = None) -> list[dict[str, Any]]:
         ]
 
 
+def newest_run(folder: Path) -> Path:
+    """The folder of the run that was begun or continued last and is still there. Raises MissingArtifact."""
+    found = [run for run in list_runs(folder) if run["status"] != "gone"]
+    if not found:
+        raise MissingArtifact(f"no run in {folder.absolute()} is still there", "name the folder of a run")
+    return Path(max(found, key=lambda run: run["updated"])["run_dir"])
+
+
 def _status(record: RunRecord) -> str:
     """The recorded status, unless the folder knows better: a run that no process works on was killed, and one whose
     folder was deleted or moved is gone."""

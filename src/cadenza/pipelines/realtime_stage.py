@@ -19,10 +19,10 @@ from cadenza.core.artifacts import MANIFEST
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CadenzaError, MissingArtifact
 from cadenza.core.extras import TRAIN
-from cadenza.core.files import write_json
 from cadenza.core.types import Policy, Task
 from cadenza.evaluation.evaluate import harness_digest
 from cadenza.evaluation.gate import Decision, GateConfig, decide
+from cadenza.evaluation.report_inputs import DecisionRecord, append_lines
 from cadenza.harness import Agent, demo_tools
 from cadenza.orchestration.placement import Remote
 from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
@@ -65,7 +65,7 @@ class RealtimeConfig(StrictConfig):
 
 
 class Realtime(Stage[RealtimeConfig]):
-    """Artifact: the policy that is served afterwards (a model directory), ``feedback.jsonl``, ``decisions.json``.
+    """Artifact: the policy that is served afterwards (a model directory), ``feedback.jsonl``, ``decisions.jsonl``.
     Input ``model``: the policy that is served before; ``tasks``: the task set."""
 
     Config = RealtimeConfig
@@ -91,7 +91,6 @@ class _Round:
         self.asked, self.later = tasks[: config.answers], tasks[config.answers :]
         self.model = context.input("model")
         self.run_key = context.rl_run
-        self.decisions: list[dict[str, Any]] = []
         self.figures: Figures = {}
 
     async def run(self) -> Figures:
@@ -115,7 +114,6 @@ class _Round:
                 winner = await self._deploy(serving, candidate)
             finally:
                 await self.production.shut(serving)
-        write_json(context.out / "decisions.json", self.decisions)
         for file in winner.iterdir():
             if file.is_file() and file.name != MANIFEST:
                 shutil.copy2(file, context.out / file.name)
@@ -217,8 +215,7 @@ class _Round:
 
     def _decide(self, new: EvalResult, old: EvalResult) -> Decision:
         decision = decide([new], [old], self.config.gate)
-        self.decisions.append(decision.model_dump(mode="json"))
-        self.context.database.event(self.context.run_id, "gate", self.decisions[-1], wait=True)
+        self._record("gate", decision.model_dump(mode="json"))
         verdict = "passes" if decision.promote else "is refused: " + "; ".join(decision.reasons())
         self.context.progress.line(f"gate: {decision.candidate} {verdict}")
         return decision
@@ -232,12 +229,15 @@ class _Round:
             self._point("canary", serving.policy.version)
         about = {"policy": new.policy.name, "state": canary.state, "reason": canary.reason}
         about |= {"answers": dict(canary.answers), "taken": dict(canary.taken)}
-        self.decisions.append({"canary": about})
-        self.context.database.event(self.context.run_id, "canary", about, wait=True)
+        self._record("canary", about)
         self.context.progress.line(
             f"canary: {new.policy.name} {canary.state}: {canary.reason or 'too few answers'}"
         )
         return canary
+
+    def _record(self, guard: str, data: dict[str, Any]) -> None:
+        self.context.database.event(self.context.run_id, guard, data, wait=True)
+        append_lines(self.context.out / "decisions.jsonl", [DecisionRecord.from_event(guard, data)])
 
     def _point(self, alias: str, version: int) -> None:
         self.context.database.point(f"{self.context.run_id}/{alias}", self.run_key, version)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 
-from cadenza.core import machine
 from cadenza.core.config import StrictConfig
 from cadenza.core.files import read_json
 from cadenza.evaluation.report import write_report
-from cadenza.evaluation.report_inputs import RunInfo, StageInfo
 from cadenza.evaluation.report_terminal import print_report
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 
@@ -28,29 +26,13 @@ class Report(Stage[ReportConfig]):
     copies = ("report.html", "report.json")
 
     def run(self, context: StageContext) -> Figures:
-        run = context.database.run(context.run_id)
-        stages = context.database.stages(context.run_id)
-        where = machine.describe()
-        info = RunInfo(
-            name=context.run_dir.name,
-            recipe=run.name if run else "",
-            seeds=(context.seed,),
-            wall_s=sum((s.finished or s.started) - s.started for s in stages),
-            command=f"cadenza train {run.name}" if run else "",
-            config=run.recipe if run else {},
-            machine=where,
-            stages=tuple(
-                StageInfo(
-                    name=s.name,
-                    status="done" if s.status == "finished" else s.status,
-                    wall_s=s.finished - s.started if s.finished else None,
-                    detail={k: v for k, v in (s.figures or {}).items() if isinstance(v, (int, float, str))},
-                )
-                for s in stages
-                if s.name != context.name
-            ),
-            notes=self.config.notes,
+        from cadenza.observe import run_info  # SQLAlchemy
+
+        info = run_info(
+            context.database, context.run_id, context.run_dir.name, context.seed, self.config.notes
         )
+        own = tuple(stage for stage in info.stages if stage.name != context.name)
+        info = info.model_copy(update={"stages": own})
         report = write_report(context.run_dir, context.out, info)
         for name in self.copies:
             shutil.copy2(context.out / name, context.run_dir / name)
