@@ -102,9 +102,11 @@ class Engine:
         self.prefixes: dict[_Key, _Prefix] = {}
         # At most one, the newest: taking it and putting the next may happen in two threads at once.
         self.pending: deque[tuple[dict[str, Tensor], int]] = deque(maxlen=1)
-        self.counters = {
-            "prefill": 0, "reused": 0, "sampled": 0, "steps": 0, "swaps": 0, "guessed": 0, "held": 0
-        }  # fmt: skip
+        self.counters = dict.fromkeys(
+            ("prefill", "reused", "sampled", "steps", "swaps", "guessed", "held"), 0
+        )
+        for k in range(1, config.draft_tokens + 1):  # by place: how many k-th guesses there were, and held
+            self.counters |= {f"guessed_{k}": 0, f"held_{k}": 0}
 
     def submit(self, request: Request) -> None:
         """Queues a turn. Raises ValueError when the session is still sampling or has nothing to be fed, or a token is
@@ -285,8 +287,7 @@ class Engine:
                     break
             s.weights[self.version] = self.digest
             if s.draft:
-                self.counters["guessed"] += len(s.draft)
-                self.counters["held"] += count - 1
+                self._count(len(s.draft), count - 1)
                 s.tokens += s.draft[: count - 1]
                 self.forward.rewind(row, rows, count)
                 s.draft = []
@@ -299,6 +300,13 @@ class Engine:
             at += len(drawn)
         self._guess(last)
         return done
+
+    def _count(self, guessed: int, held: int) -> None:
+        self.counters["guessed"] += guessed
+        self.counters["held"] += held
+        for k in range(1, guessed + 1):
+            self.counters[f"guessed_{k}"] += 1
+            self.counters[f"held_{k}"] += k <= held
 
     def _guess(self, last: list[tuple[_Session, int]]) -> None:
         """Guesses ahead for the sessions that go on decoding, unless there are too many for it to pay."""
