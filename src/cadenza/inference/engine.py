@@ -102,7 +102,7 @@ class Engine:
         self.prefixes: dict[_Key, _Prefix] = {}
         # At most one, the newest: taking it and putting the next may happen in two threads at once.
         self.pending: deque[tuple[dict[str, Tensor], int]] = deque(maxlen=1)
-        self.counters = dict.fromkeys(
+        self.counters: dict[str, int] = dict.fromkeys(
             ("prefill", "reused", "sampled", "steps", "swaps", "guessed", "held"), 0
         )
         for k in range(1, config.draft_tokens + 1):  # by place: how many k-th guesses there were, and held

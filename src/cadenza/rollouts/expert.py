@@ -146,8 +146,9 @@ class ScriptedExpert:
         if call.name == "read_file" and self._unread:
             self._unread.discard(path)
         # A file that fills a context by itself is forgotten as soon as it is read: then it writes from memory.
-        if call.name == "replace_def" and path in (self._unread or ()) and self._read_again < _MOST_READS:
-            self._unread.discard(path)
+        unread = self._unread or set()
+        if call.name == "replace_def" and path in unread and self._read_again < _MOST_READS:
+            unread.discard(path)
             self._waiting = call
             self._read_again += 1
             return Call("read_file", path)
