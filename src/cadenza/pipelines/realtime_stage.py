@@ -44,11 +44,13 @@ DAMAGED = "damaged"
 
 
 class RealtimeConfig(StrictConfig):
-    """``split``: what users ask for; the first ``answers`` of it are learned from, the rest is for the canaries.
+    """``split``: what users ask for, without the tasks that the RL stage ``after`` has drawn ("": all of it); the first
+    ``answers`` of them are learned from, the rest is for the canaries.
     ``gate_split``: what the gate measures on, ``gate_tasks`` of it with ``gate_samples`` each. ``steps``: optimizer
     steps on the answers. ``damage``: of the drills' weights: noise relative to each tensor's spread (0: no drills)."""
 
-    split: str = "users"
+    split: str = "train"
+    after: str = "rl"
     answers: int = Field(default=96, gt=0)
     traffic: TrafficConfig = TrafficConfig()
     rewards: FeedbackRewards = FeedbackRewards()
@@ -73,10 +75,11 @@ class Realtime(Stage[RealtimeConfig]):
     inputs = ("model", "tasks")
 
     def run(self, context: StageContext) -> Figures:
-        tasks = load_tasks(context.input("tasks") / self.config.split)
+        seen = {entry.task_id for entry in context.database.ledger(f"{context.run_id}/{self.config.after}")}
+        tasks = [t for t in load_tasks(context.input("tasks") / self.config.split) if t.id not in seen]
         if len(tasks) <= self.config.answers:
             raise MissingArtifact(
-                f"split {self.config.split!r} has {len(tasks)} tasks, and none are left for the canary",
+                f"split {self.config.split!r} has {len(tasks)} tasks left, and the canary would get none",
                 f"give it more, or lower {context.name}.answers",
             )
         return asyncio.run(_Round(self.config, context, tasks).run())
