@@ -222,3 +222,21 @@ def test_cores_given_to_the_trainer_in_one_thread_while_it_steps_in_another(trai
     thread.join(60)
     torch.set_num_threads(1)
     assert seen == [2]
+
+
+def test_answers_without_a_group_are_trained_with_other_advantages_or_of_other_weights(trainer, directory):
+    """The same rollouts in a group of two have the advantages 1/2 and -1/2."""
+    made = groups(trainer(directory), 3)[0][:2]
+    grouped, single = trainer(directory), trainer(directory)
+    for t in (grouped, single):
+        t.publish("float32")
+    grouped.step([made])
+    metrics = single.step_single(made, [-0.5, 0.5])
+    assert bits(grouped) == bits(single) and single.version == 1
+    assert metrics["trained_samples"] == 2.0
+    foreign = groups(trainer(directory), 3, weights="0123456789abcdef")[0][:2]
+    with pytest.raises(ForeignSample):
+        single.step_single(foreign, [1.0, -1.0])
+    before = bits(single)
+    single.step_single([], [])
+    assert bits(single) == before and single.version == 2
