@@ -76,6 +76,7 @@ class Realtime(Stage[RealtimeConfig]):
 
     def run(self, context: StageContext) -> Figures:
         seen = {entry.task_id for entry in context.database.ledger(f"{context.run_id}/{self.config.after}")}
+        context.database.rewind(context.rl_run, -1)  # what an interrupted attempt recorded
         tasks = [t for t in load_tasks(context.input("tasks") / self.config.split) if t.id not in seen]
         if len(tasks) <= self.config.answers:
             raise MissingArtifact(
@@ -113,7 +114,9 @@ class _Round:
             self._point("serving", 0)
             try:
                 answers = await self.production.serve(serving, self.asked)
-                candidate = self._learn(answers, log)
+                candidate = await asyncio.to_thread(
+                    self._learn, answers, log
+                )  # the pool goes on in this loop
                 winner = await self._deploy(serving, candidate)
             finally:
                 await self.production.shut(serving)
@@ -147,9 +150,13 @@ class _Round:
         # Tells the trainer which weights have answered: it refuses answers of any others.
         dtype = str(torch_dtype(config.services.engine.dtype)).removeprefix("torch.")
         trainer.call("publish", dtype).result(timeout=CALL_S)
+        database = self.context.database
+        database.plan(self.run_key, 1, [(r.task_id, r.task_id) for r in rollouts])
         for step in range(config.steps):  # one pass over the answers, cut into steps
             part = slice(step, None, config.steps)
-            trainer.call("step_single", rollouts[part], advantages[part]).result(timeout=CALL_S)
+            call = trainer.call("step_single", rollouts[part], advantages[part])
+            metrics, trained = call.result(timeout=CALL_S), [r.task_id for r in rollouts[part]]
+            database.record_step(self.run_key, step + 1, 1, metrics, trained=trained)
         tokenizer = Tokenizer.load(self.model)
         out.mkdir()
         tokenizer.save(out)
