@@ -19,8 +19,10 @@ def experiment(name: str) -> Iterator[ModuleType]:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    sys.path.insert(0, str(FOLDER))  # as when it is run
     try:
         spec.loader.exec_module(module)
         yield module
     finally:
+        sys.path.remove(str(FOLDER))
         del sys.modules[name]

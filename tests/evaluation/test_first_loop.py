@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 from experiments_made import experiment
@@ -189,8 +190,8 @@ def test_a_long_curve_is_thinned_but_keeps_what_is_measured_rarely(driver, tmp_p
     with MetricWriter(tmp_path / "sft", "sft") as out:
         for n in range(20_000):
             out.write(n / 3, n, train_loss=1 / (n + 1), **({"heldout_loss": 0.5} if n % 500 == 7 else {}))
-    stage = driver.StageRun("sft", tmp_path / "sft", 1.0)
-    assert driver.keep_curves([stage], tmp_path / "kept") == ["sft.jsonl"]
+    stage = sys.modules["arms"].StageRun("sft", tmp_path / "sft", 1.0)
+    assert sys.modules["arms"].keep_curves([stage], tmp_path / "kept") == ["sft.jsonl"]
     assert (tmp_path / "kept" / "sft.jsonl").stat().st_size < 250_000
     kept = read_metrics(tmp_path / "kept" / "sft.jsonl")
     assert len(kept.series("heldout_loss")[0]) > 5 and kept.rows[-1]["step"] == 19_999

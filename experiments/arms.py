@@ -1,0 +1,413 @@
+"""Claims that take hours: arms times seeds, each recorded the moment it ends, so that the rest can run another day.
+
+An arm of a seed is done when docs/results/NAME/ARM-seedK.json exists. Its curves lie beside it in ARM-seedK/; what the
+evaluating arm measured, in evaluations/. Figures go to docs/results/NAME.jsonl. Records of different configurations are
+neither built on nor pooled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import re
+import shutil
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cadenza.core.config import digest_of
+from cadenza.core.errors import CadenzaError, ConfigError, CorruptArtifact, MissingArtifact
+from cadenza.core.files import write_bytes, write_json
+from cadenza.core.machine import commit
+from cadenza.core.progress import make_progress
+from cadenza.evaluation.comparison import Results
+from cadenza.evaluation.figures import Figure, command_line, line, machine, write_figures
+from cadenza.evaluation.report_inputs import read_metrics
+from cadenza.evaluation.result import EvalResult
+from cadenza.pipelines import Plan, plan_recipe, run_plan
+from cadenza.pipelines.run_folder import RunFolder
+
+FORMAT_VERSION = 1
+MAX_CURVE_BYTES = 200_000  # of one metric file kept in the repository; longer ones are thinned
+Records = Mapping[tuple[str, int], dict[str, Any]]  # by arm and seed
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A part of the experiment that is run, recorded and resumed by itself.
+
+    ``stages``: names, or beginnings of names, of the recipe's stages it runs; ``after``: arms it builds on.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """What the runner hands back of one stage."""
+
+    name: str
+    folder: Path
+    seconds: float
+
+
+class Claim:
+    """Arms x seeds of one claim, their records, and the figures pooled from them.
+
+    A claim sets the class attributes and says how figures come from records. ``name``: of its folder and its figures
+    under docs/results. ``evaluated``: the arm whose evaluations are kept.
+    """
+
+    name: ClassVar[str]
+    recipe: ClassVar[str]
+    arms: ClassVar[tuple[Arm, ...]]
+    seeds: ClassVar[tuple[int, ...]] = (0, 1, 2)
+    evaluated: ClassVar[str] = "eval"
+
+    def __init__(
+        self, results: Path, runs: Path, recipe: str | None = None, overrides: Sequence[str] = ()
+    ) -> None:
+        self.results, self.runs = results, runs
+        self.used, self.overrides = recipe or self.used, tuple(overrides)
+
+    def overrides_for(self, seed: int) -> list[str]:
+        """What earlier arms of the seed decide for later ones."""
+        del seed
+        return []
+
+    def figures(self, records: Records) -> list[Figure]:
+        """Every figure that can be computed from these records."""
+        raise NotImplementedError
+
+    def results_of(self, records: Records) -> Results:
+        """The evaluations that were kept."""
+        folder = self.results / self.name / "evaluations"
+        done = [r for (arm, _), r in records.items() if arm == self.evaluated]
+        return Results([EvalResult.load(folder / name) for r in done for name in r["evaluations"]])
+
+    def record_path(self, arm: str, seed: int) -> Path:
+        return self.results / self.name / f"{arm}-seed{seed}.json"
+
+    def curves_path(self, arm: str, seed: int) -> Path:
+        return self.record_path(arm, seed).with_suffix("")
+
+    def record(self, arm: str, seed: int) -> dict[str, Any] | None:
+        """The record of a finished arm, None when it is not done. Raises CorruptArtifact."""
+        path = self.record_path(arm, seed)
+        if not path.exists():
+            return None
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+            if body["format_version"] != FORMAT_VERSION or (body["arm"], body["seed"]) != (arm, seed):
+                raise ValueError("another format or arm")
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptArtifact(
+                f"{path} is no record: {error}", f"restore it, or add {_restart(arm, seed)} to make it again"
+            ) from None
+        return body
+
+    def plan(self, seed: int) -> Plan:
+        """The whole recipe for one seed, with what its earlier arms have decided."""
+        return plan_recipe(self.used, [f"seed={seed}", *self.overrides, *self.overrides_for(seed)])
+
+    def run_folder(self, plan: Plan, seed: int) -> Path:
+        return self.runs / f"{plan.name}-seed{seed}"
+
+    @functools.cached_property
+    def design(self) -> str:
+        """Digest of what must be equal in all records that are pooled: the recipe without seed and budget."""
+        plan = plan_recipe(self.used, self.overrides)
+        return digest_of({s.name: {k: v for k, v in s.settings.items() if k != "seed"} for s in plan.stages})
+
+    def require_design(self, arm: Arm, seed: int) -> None:
+        """Raises ConfigError when the record of an arm, or one it builds on, is of another configuration."""
+        for name in (*arm.after, arm.name):
+            record = self.record(name, seed)
+            if record is not None and record["design"] != self.design:
+                raise ConfigError(
+                    f"{self.record_path(name, seed)} was made with another configuration than this command has",
+                    f"give the recipe and --set it was made with, or add {_restart(name, seed)} to make it again",
+                )
+
+    def run(self, arm: Arm, seed: int) -> None:
+        """Runs an arm and records it, unless its record is there. Raises ConfigError when an arm before it is
+        missing or of another configuration, or what a stage raises."""
+        self.require_design(arm, seed)
+        if self.record(arm.name, seed) is not None:
+            return
+        waiting = [name for name in arm.after if self.record(name, seed) is None]
+        if waiting:
+            raise ConfigError(
+                f"arm {arm.name!r} of seed {seed} needs {', '.join(waiting)} first",
+                f"run --only-arm {waiting[0]} --seed {seed}",
+            )
+        print(f"arm {arm.name}, seed {seed}", file=sys.stderr, flush=True)
+        stages = self.execute(arm, seed)
+        body = {
+            "format_version": FORMAT_VERSION,
+            "arm": arm.name,
+            "seed": seed,
+            "design": self.design,
+            "stages": {s.name: {"seconds": s.seconds, **_speed(s)} for s in stages},
+            "evaluations": self._keep_evaluations(stages, seed) if arm.name == self.evaluated else [],
+            "curves": keep_curves(stages, self.curves_path(arm.name, seed)),
+            "machine": machine(),
+            "commit": commit(),
+            "command": command_line(),
+        }
+        write_json(self.record_path(arm.name, seed), body)
+
+    def restart(self, arms: Collection[str], seed: int) -> None:
+        """Removes what was made of these arms and of those that build on them, after saying what: their records,
+        what lies beside these, and their stages in the run folder."""
+        gone: list[Arm] = []
+        for arm in self.arms:
+            if arm.name in arms or any(earlier.name in arm.after for earlier in gone):
+                gone.append(arm)
+        plan = plan_recipe(self.used, [f"seed={seed}", *self.overrides])
+        stages = [name for arm in gone for name in self.stages_of(arm, plan)]
+        folder = RunFolder(self.run_folder(plan, seed))
+        names = ", ".join(arm.name for arm in gone)
+        print(
+            f"seed {seed}: removing the records of {names} and, in {folder.path}, {', '.join(stages)}",
+            file=sys.stderr,
+        )
+        for arm in gone:
+            self.record_path(arm.name, seed).unlink(missing_ok=True)
+            if self.curves_path(arm.name, seed).exists():
+                shutil.rmtree(self.curves_path(arm.name, seed))
+            if arm.name == self.evaluated:
+                for path in (self.results / self.name / "evaluations").glob(f"*-seed{seed}.json"):
+                    path.unlink()
+        if folder.exists:
+            with folder.lock():
+                folder.clear(stages)
+
+    def execute(self, arm: Arm, seed: int) -> list[StageRun]:
+        """Runs the arm's stages, and whatever before them is not finished, in runs/<recipe's name>-seed<k>."""
+        plan = self.plan(seed)
+        wanted = named_stages(arm, plan)
+        if not wanted:
+            raise ConfigError(
+                f"recipe {self.used!r} has no stage for arm {arm.name!r}",
+                f"name one of its stages {' or '.join(arm.stages)}",
+            )
+        folder = self.run_folder(plan, seed)
+        self._require_artifacts(arm, plan, seed)
+        try:
+            outcome = run_plan(part_of(plan, wanted), folder, make_progress())
+        except (ConfigError, CorruptArtifact) as error:
+            raise self._mended(error, plan, folder, seed) from error
+        return [StageRun(s.name, s.path, s.seconds) for s in outcome.stages if s.name in wanted]
+
+    def _require_artifacts(self, arm: Arm, plan: Plan, seed: int) -> None:
+        """Raises ConfigError when a recorded arm's stages are no longer there: made again they would be other models
+        than those the record speaks of."""
+        for earlier in (a for a in self.arms if a.name in arm.after):
+            for stage in named_stages(earlier, plan):
+                folder = self.run_folder(plan, seed) / stage
+                if not folder.is_dir():
+                    raise ConfigError(
+                        f"arm {earlier.name!r} of seed {seed} is recorded, but {folder} is not there",
+                        f"bring it back, or add {_restart(earlier.name, seed)} to make it again",
+                    )
+
+    def _mended(self, error: CadenzaError, plan: Plan, folder: Path, seed: int) -> CadenzaError:
+        """The runner's error with a mend in the words of this command, which has other options than the runner's."""
+        stage = re.search(r"--restart-from (\S+)", error.mend)
+        if stage is None and "--run-dir" not in error.mend:
+            return error
+        owner = next((a.name for a in self.arms if stage and stage[1] in self.stages_of(a, plan)), None)
+        again = f"add {_restart(owner, seed)} to make it again, or " if owner else ""
+        return type(error)(f"{folder}: {error.cause}", f"{again}give another folder with --runs")
+
+    def _keep_evaluations(self, stages: Sequence[StageRun], seed: int) -> list[str]:
+        """Copies EvalResults beside the record, so that figures need no run folder. Returns their names."""
+        target = self.results / self.name / "evaluations"
+        target.mkdir(parents=True, exist_ok=True)
+        kept = []
+        for path in sorted(p for s in stages for p in (s.folder / "evaluations").glob("*.json")):
+            if EvalResult.load(path).seed != seed:
+                raise CorruptArtifact(f"{path} is of another seed than {seed}", "evaluate again")
+            name = f"{path.stem}-seed{seed}.json"
+            shutil.copyfile(path, target / name)
+            kept.append(name)
+        if not kept:
+            raise MissingArtifact(
+                "the eval stage left no evaluations/*.json", "check the recipe's eval stage"
+            )
+        return kept
+
+    def pool(self) -> list[Figure]:
+        """All figures that can be computed, from the seeds that have what each needs. Raises ConfigError when
+        records of different configurations would be mixed."""
+        records = {(a.name, k): r for a in self.arms for k in self.seeds if (r := self.record(a.name, k))}
+        if len({r["design"] for r in records.values()}) > 1:
+            strange = [f"{arm}-seed{k}" for (arm, k), r in records.items() if r["design"] != self.design]
+            arm, seed = next(key for key, r in records.items() if r["design"] != self.design)
+            raise ConfigError(
+                f"records in {self.results / 'first_loop'} come from different configurations; "
+                f"not of this command's: {', '.join(strange)}",
+                f"make those again, each seed with --restart, for example {_restart(arm, seed)}",
+            )
+        return self.figures(records)
+
+    def stages_of(self, arm: Arm, plan: Plan) -> list[str]:
+        """The stages an arm runs when the arms before it are done: those it names and what these need."""
+        before = [name for a in self.arms if a.name in arm.after for name in named_stages(a, plan)]
+        earlier = {s.name for s in part_of(plan, before).stages}
+        return [s.name for s in part_of(plan, named_stages(arm, plan)).stages if s.name not in earlier]
+
+
+def part_of(plan: Plan, wanted: Sequence[str]) -> Plan:
+    """The plan cut down to `wanted` and every stage they read, directly or not, in order."""
+    keep = set(wanted)
+    for planned in reversed(plan.stages):
+        if planned.name in keep:
+            keep |= {source for source in planned.inputs.values() if isinstance(source, str)}
+    return dataclasses.replace(plan, stages=tuple(s for s in plan.stages if s.name in keep))
+
+
+def named_stages(arm: Arm, plan: Plan) -> list[str]:
+    """The stages of the plan that an arm names."""
+    return [s.name for s in plan.stages if any(_fits(s.name, pattern) for pattern in arm.stages)]
+
+
+def keep_curves(stages: Sequence[StageRun], target: Path) -> list[str]:
+    """Copies the stages' metrics, thinned where they are long, and tables of tried temperatures. Returns the names."""
+    target.mkdir(parents=True, exist_ok=True)
+    kept = []
+    for folder in [s.folder for s in stages]:
+        for path in sorted((folder / "metrics").glob("*.jsonl")):
+            problems: list[str] = []
+            write_bytes(target / path.name, read_metrics(path, problems).thinned(MAX_CURVE_BYTES).encode())
+            kept.append(path.name)
+            for problem in problems:
+                print(f"curves: {problem}", file=sys.stderr)
+        for path in sorted(folder.glob("temperature-*.json")):
+            write_bytes(target / path.name, path.read_bytes())
+            kept.append(path.name)
+    return kept
+
+
+def _restart(arm: str, seed: int) -> str:
+    return f"--restart --seed {seed} --only-arm {arm}"
+
+
+def _fits(stage: str, pattern: str) -> bool:
+    return stage.startswith(pattern[:-1]) if pattern.endswith("*") else stage == pattern
+
+
+def _speed(stage: StageRun) -> dict[str, float]:
+    """Busy shares and rollouts a second of an RL stage, from its metrics; empty for any other stage."""
+    path = stage.folder / "metrics" / f"{stage.name}.jsonl"
+    if not stage.name.startswith("rl") or not path.exists():
+        return {}
+    metrics = read_metrics(path)
+    # Busy shares are since the start: the last row speaks of the whole run.
+    found = {name: metrics.last(name) for name in ("trainer_busy", "engine_busy", "env_busy")}
+    times, trained = metrics.series("rollouts_trained", x="t")
+    if len(times) > 1:
+        # From the end of the first step on: the start (compilation, first batch) is no part of the pace.
+        found["rollouts_per_s"] = (trained[-1] - trained[0]) / (times[-1] - times[0])
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def show(claim: Claim, seeds: Sequence[int]) -> None:
+    """Prints what is done with its time, and what remains."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("arm", *(f"seed {k}" for k in seeds))
+    for arm in claim.arms:
+        cells = []
+        for k in seeds:
+            record = claim.record(arm.name, k)
+            waits = [name for name in arm.after if claim.record(name, k) is None]
+            minutes = sum(s["seconds"] for s in record["stages"].values()) / 60 if record else 0.0
+            if record is not None:
+                cells.append(
+                    f"done, {minutes:.0f} min"
+                    if record["design"] == claim.design
+                    else "of another configuration"
+                )
+            else:
+                cells.append(f"after {', '.join(waits)}" if waits else "ready")
+        table.add_row(arm.name, *cells)
+    Console().print(table)
+
+
+def _parser(claim: type[Claim], about: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about.split("\n\n")[0])
+    parser.add_argument(
+        "--only-arm", choices=[a.name for a in claim.arms], action="append", help="run these arms only"
+    )
+    parser.add_argument("--seed", type=int, choices=claim.seeds, action="append", help="run these seeds only")
+    parser.add_argument("--list", action="store_true", help="show what is done and what remains, run nothing")
+    parser.add_argument("--pool", action="store_true", help="only compute the figures of what is done")
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="first remove what was made of the arms (all, or those of --only-arm and what builds on them) of --seed",
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON lines")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="K=V", help="change a value of the recipe"
+    )
+    parser.add_argument(
+        "--recipe", default=claim.recipe, help="name or path of the recipe (default: %(default)s)"
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders lie")
+    parser.add_argument("--results", type=Path, default=Path("docs/results"), help="where results are kept")
+    return parser
+
+
+def main_of(claim: type[Claim], about: str, argv: Sequence[str] | None = None) -> int:
+    """The command of a claim. Exit code 0, or that of the error, which is printed on one line."""
+    args = _parser(claim, about).parse_args(argv)
+    made = claim(args.results, args.runs, args.recipe, args.set)
+    seeds = args.seed or list(claim.seeds)
+    arms = [arm for arm in claim.arms if not args.only_arm or arm.name in args.only_arm]
+    try:
+        if args.list:
+            show(made, seeds)
+            return 0
+        if not args.pool:
+            _run(made, arms, seeds, restart=args.restart, seeds_given=bool(args.seed))
+        figures = made.pool()
+        if figures:
+            write_figures(args.results / f"{claim.name}.jsonl", figures)
+        for figure in figures:
+            print(line(figure) if args.json else _readable(figure))
+    except CadenzaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _run(
+    claim: Claim, arms: Sequence[Arm], seeds: Sequence[int], *, restart: bool, seeds_given: bool
+) -> None:
+    if restart:
+        if not seeds_given:
+            raise ConfigError("--restart removes what took hours", "say of which seed with --seed K")
+        for seed in seeds:
+            claim.restart([arm.name for arm in arms], seed)
+    for seed in seeds:  # all before the first run: a stranger found at the end would have cost hours
+        for arm in arms:
+            claim.require_design(arm, seed)
+    for seed in seeds:  # a seed at a time: the first pooled figures come after a third of the time
+        for arm in arms:
+            claim.run(arm, seed)
+
+
+def _readable(figure: Figure) -> str:
+    span = f" [{figure.interval[0]:g}, {figure.interval[1]:g}]" if figure.interval else ""
+    seeds = ",".join(map(str, figure.seeds))
+    return f"{figure.figure:28} {figure.value:g} {figure.unit}{span}  seeds {seeds}  ({figure.note})"
