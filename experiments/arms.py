@@ -305,7 +305,8 @@ def _fits(stage: str, pattern: str) -> bool:
 
 
 def _speed(stage: StageRun) -> dict[str, float]:
-    """Busy shares and rollouts a second of an RL stage, from its metrics; empty for any other stage."""
+    """Busy shares, rollouts a second, share of the weights that a delta takes, and of rollouts that met two versions, of
+    an RL stage, from its metrics; empty for any other stage."""
     path = stage.folder / "metrics" / f"{stage.name}.jsonl"
     if not stage.name.startswith("rl") or not path.exists():
         return {}
@@ -316,6 +317,12 @@ def _speed(stage: StageRun) -> dict[str, float]:
     if len(times) > 1:
         # From the end of the first step on: the start (compilation, first batch) is no part of the pace.
         found["rollouts_per_s"] = (trained[-1] - trained[0]) / (times[-1] - times[0])
+    (_, deltas), (_, full) = metrics.series("delta_bytes"), metrics.series("weights_bytes")
+    if full:
+        found["delta_vs_full"] = sum(deltas) / sum(full)
+    _, spans = metrics.series("spans_versions")
+    if spans:
+        found["spans_versions"] = sum(spans) / len(spans)
     return {name: value for name, value in found.items() if value is not None}
 
 
