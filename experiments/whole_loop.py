@@ -91,7 +91,7 @@ def _length(results: Results) -> list[Figure]:
         drop = estimate(drops)
         figures.append(points(f"length_drop_{name}", drop, seeds=seeds, note="share of tokens, times 100"))
     change = paired_change(parts[2], parts[1])
-    value, low, _ = change.points()
+    _, low, _ = change.points()
     met = "met" if low > MARGIN_POINTS else "missed"
     note = f"bar: lower bound above {MARGIN_POINTS:g}: {met}"
     return [*figures, points("length_pass1_change_points", change, seeds=seeds, note=note)]
@@ -132,17 +132,11 @@ def _deltas(records: Records) -> list[Figure]:
         if values:
             mean = sum(values.values()) / len(values)
             told = ", ".join(f"{v:.3g}" for v in values.values())
-            figures.append(
-                Figure(
-                    figure=name,
-                    value=round(mean, 4),
-                    unit="share",
-                    better=better,
-                    n=len(values),
-                    seeds=tuple(values),
-                    note=f"by seed: {told}",
-                )  # fmt: skip
-            )
+            share = Figure(
+                figure=name, value=round(mean, 4), unit="share", better=better, n=len(values), seeds=tuple(values),
+                note=f"by seed: {told}",
+            )  # fmt: skip
+            figures.append(share)
     return figures
 
 
