@@ -305,8 +305,8 @@ def _fits(stage: str, pattern: str) -> bool:
 
 
 def _speed(stage: StageRun) -> dict[str, float]:
-    """Of an RL stage, from its metrics: busy shares, rollouts a second, the share of the weights that a delta takes, and
-    that of rollouts which met two versions. Empty for any other stage."""
+    """Of an RL stage, from its metrics: busy shares, rollouts a second, the share of the weights that a delta takes,
+    and that of rollouts which met two versions. Empty for any other stage."""
     path = stage.folder / "metrics" / f"{stage.name}.jsonl"
     if not stage.name.startswith("rl") or not path.exists():
         return {}
