@@ -18,6 +18,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import math
 import re
 import shutil
 import sys
@@ -33,7 +34,7 @@ from cadenza.core.machine import commit
 from cadenza.core.progress import make_progress
 from cadenza.evaluation.comparison import VIEWS, Results, View
 from cadenza.evaluation.figures import Figure, command_line, line, machine, points, write_figures
-from cadenza.evaluation.report_inputs import read_metrics
+from cadenza.evaluation.report_inputs import Metrics, read_metrics
 from cadenza.evaluation.result import EvalResult
 from cadenza.evaluation.statistics import Estimate
 from cadenza.pipelines import Plan, plan_recipe, run_plan
@@ -255,27 +256,53 @@ class FirstLoop:
                 f"not of this command's: {', '.join(strange)}",
                 f"make those again, each seed with --restart, for example {_restart(arm, seed)}",
             )
-        return [*self._gains(records), *_services(records)]
+        return [*self._gains(records), *_busy(records), *self._against_synchronous(records)]
 
     def _gains(self, records: Mapping[tuple[str, int], dict[str, Any]]) -> list[Figure]:
         folder = self.results / "first_loop" / "evaluations"
         done = [r for (arm, _), r in records.items() if arm == "eval"]
         results = Results([EvalResult.load(folder / name) for r in done for name in r["evaluations"]])
-        heldout, unseen = (next(v for v in VIEWS if v.key == key) for key in ("heldout", "unseen"))
+        view = {v.key: v for v in VIEWS}
         asked: list[tuple[str, View, str, str, int, bool]] = [
-            ("rl_gain_points", heldout, "rl", "sft", 1, False),
-            ("rl_vs_sft_continued_points", heldout, "rl", "sft_continued", 1, False),
-            ("greedy_change_points", heldout, "rl", "sft", 1, True),
-            ("best8_change_points", heldout, "rl", "sft", 8, False),
-            ("unseen_family_gain_points", unseen, "rl", "sft", 1, False),
+            ("rl_gain_points", view["heldout"], "rl", "sft", 1, False),
+            ("rl_vs_sft_continued_points", view["heldout"], "rl", "sft_continued", 1, False),
+            ("greedy_change_points", view["heldout"], "rl", "sft", 1, True),
+            ("best8_change_points", view["heldout"], "rl", "sft", 8, False),
+            ("unseen_family_gain_points", view["unseen"], "rl", "sft", 1, False),
+            ("hard_split_gain_points", view["hard"], "rl", "sft", 1, False),
         ]
         figures = []
-        for name, view, new, old, k, greedy in asked:
-            change = results.change(view, new, old, k=k, greedy=greedy)
+        for name, tasks, new, old, k, greedy in asked:
+            change = results.change(tasks, new, old, k=k, greedy=greedy)
             if change is not None:
-                seeds = results.common_seeds(view, new, old, greedy=greedy)
-                figures.append(points(name, change, seeds=seeds, note=_note(name, change, view)))
+                seeds = results.common_seeds(tasks, new, old, greedy=greedy)
+                figures.append(points(name, change, seeds=seeds, note=_note(name, change, tasks)))
         return figures
+
+    def _against_synchronous(self, records: Mapping[tuple[str, int], dict[str, Any]]) -> list[Figure]:
+        """The pace of the asynchronous run against the better synchronous one, in as many seconds from the start: later
+        the policy solves more, so that fewer groups have a spread and count. Mean over seeds."""
+        ratios, whole, paces = {}, {}, []
+        for arm, seed in records:
+            if arm != "rl_sync" or ("rl", seed) not in records:
+                continue
+            rl = read_metrics(self.curves_path("rl", seed) / "rl.jsonl")
+            curves = sorted(self.curves_path(arm, seed).glob("*.jsonl"))
+            best, span_s = max((pace(read_metrics(p)) for p in curves), key=lambda found: found[0] or 0.0)
+            same, all_of_it = pace(rl, span_s)[0], pace(rl)[0]
+            if best and same and all_of_it:
+                ratios[seed], whole[seed] = same / best, all_of_it / best
+                paces.append(best)
+        if not ratios:
+            return []
+        ratio = _average("async_vs_sync", ratios, "x")
+        told = ", ".join(f"{v:.3g}" for v in whole.values())
+        peer = {
+            "peer": "the same run, synchronous, best thread split, rollouts/s",
+            "peer_value": sum(paces) / len(paces),
+            "note": f"{ratio.note}; the whole asynchronous run against the start of the synchronous one: {told}",
+        }
+        return [ratio.model_copy(update=peer)]
 
 
 def part_of(plan: Plan, wanted: Sequence[str]) -> Plan:
@@ -332,34 +359,29 @@ def _speed(stage: StageRun) -> dict[str, float]:
     metrics = read_metrics(path)
     # Busy shares are since the start: the last row speaks of the whole run.
     found = {name: metrics.last(name) for name in ("trainer_busy", "engine_busy", "env_busy")}
-    times, trained = metrics.series("rollouts_trained", x="t")
-    if len(times) > 1:
-        # From the end of the first step on: the start (compilation, first batch) is no part of the pace.
-        found["rollouts_per_s"] = (trained[-1] - trained[0]) / (times[-1] - times[0])
+    found["rollouts_per_s"] = pace(metrics)[0]
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _services(records: Mapping[tuple[str, int], dict[str, Any]]) -> list[Figure]:
-    """Busy shares, and the pace of the asynchronous run against the best synchronous one, mean over seeds."""
+def pace(metrics: Metrics, span_s: float = math.inf) -> tuple[float | None, float]:
+    """Rollouts trained on a second within ``span_s`` of the end of the first step (the start, with compilation and the
+    first batch, is no part of the pace), and the seconds that were looked at. None with fewer than two steps."""
+    times, trained = metrics.series("rollouts_trained", x="t")
+    within = [(t, n) for t, n in zip(times, trained, strict=True) if t - times[0] <= span_s]
+    if len(within) < 2:
+        return None, 0.0
+    (first, before), (last, after) = within[0], within[-1]
+    return (after - before) / (last - first), last - first
+
+
+def _busy(records: Mapping[tuple[str, int], dict[str, Any]]) -> list[Figure]:
+    """Busy shares of the services during RL, mean over seeds."""
     figures = []
     rl = {seed: r["stages"]["rl"] for (arm, seed), r in records.items() if arm == "rl"}
     for name in ("trainer_busy", "engine_busy", "env_busy"):
         values = {seed: stage[name] for seed, stage in rl.items() if name in stage}
         if values:
             figures.append(_average(name, values, "share"))
-    ratios, paces = {}, []
-    for (arm, seed), r in records.items():
-        sync = [s["rollouts_per_s"] for s in r["stages"].values() if s.get("rollouts_per_s")]
-        if arm == "rl_sync" and sync and rl.get(seed, {}).get("rollouts_per_s"):
-            ratios[seed] = rl[seed]["rollouts_per_s"] / max(sync)
-            paces.append(max(sync))
-    if ratios:
-        ratio = _average("async_vs_sync", ratios, "x")
-        peer = {
-            "peer": "the same run, synchronous, best thread split, rollouts/s",
-            "peer_value": sum(paces) / len(paces),
-        }
-        figures.append(ratio.model_copy(update=peer))
     return figures
 
 
@@ -378,6 +400,8 @@ def _note(name: str, change: Estimate, view: View) -> str:
     value, low, _ = change.points()
     if view.key == "heldout" and change.n_tasks < LEAST_TASKS:
         return f"{told}; bar: not tested, {change.n_tasks} tasks are fewer than {LEAST_TASKS}"
+    if view.key == "hard":
+        return told  # no bar was set for it
     if name == "rl_gain_points":
         met = value >= BARS[name] and low > 0
         return f"{told}; bar: at least {BARS[name]:g} and interval above 0: {'met' if met else 'missed'}"
