@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import math
 import re
 import shutil
 import sys
@@ -26,7 +27,7 @@ from cadenza.core.machine import commit
 from cadenza.core.progress import make_progress
 from cadenza.evaluation.comparison import Results
 from cadenza.evaluation.figures import Figure, command_line, line, machine, write_figures
-from cadenza.evaluation.report_inputs import read_metrics
+from cadenza.evaluation.report_inputs import Metrics, read_metrics
 from cadenza.evaluation.result import EvalResult
 from cadenza.pipelines import Plan, plan_recipe, run_plan
 from cadenza.pipelines.run_folder import RunFolder
@@ -74,7 +75,7 @@ class Claim:
         self, results: Path, runs: Path, recipe: str | None = None, overrides: Sequence[str] = ()
     ) -> None:
         self.results, self.runs = results, runs
-        self.used, self.overrides = recipe or self.used, tuple(overrides)
+        self.used, self.overrides = recipe or self.recipe, tuple(overrides)
 
     def overrides_for(self, seed: int) -> list[str]:
         """What earlier arms of the seed decide for later ones."""
@@ -313,10 +314,7 @@ def _speed(stage: StageRun) -> dict[str, float]:
     metrics = read_metrics(path)
     # Busy shares are since the start: the last row speaks of the whole run.
     found = {name: metrics.last(name) for name in ("trainer_busy", "engine_busy", "env_busy")}
-    times, trained = metrics.series("rollouts_trained", x="t")
-    if len(times) > 1:
-        # From the end of the first step on: the start (compilation, first batch) is no part of the pace.
-        found["rollouts_per_s"] = (trained[-1] - trained[0]) / (times[-1] - times[0])
+    found["rollouts_per_s"] = pace(metrics)[0]
     (_, deltas), (_, full) = metrics.series("delta_bytes"), metrics.series("weights_bytes")
     if full:
         found["delta_vs_full"] = sum(deltas) / sum(full)
@@ -324,6 +322,17 @@ def _speed(stage: StageRun) -> dict[str, float]:
     if spans:
         found["spans_versions"] = sum(spans) / len(spans)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def pace(metrics: Metrics, span_s: float = math.inf) -> tuple[float | None, float]:
+    """Rollouts trained on a second within ``span_s`` of the end of the first step (the start, with compilation and the
+    first batch, is no part of the pace), and the seconds that were looked at. None with fewer than two steps."""
+    times, trained = metrics.series("rollouts_trained", x="t")
+    within = [(t, n) for t, n in zip(times, trained, strict=True) if t - times[0] <= span_s]
+    if len(within) < 2:
+        return None, 0.0
+    (first, before), (last, after) = within[0], within[-1]
+    return (after - before) / (last - first), last - first
 
 
 def show(claim: Claim, seeds: Sequence[int]) -> None:

@@ -46,4 +46,6 @@ class Eval(Stage):
                     policy, "heldout", context.seed, temperature, self.config.tasks, samples, skill=skill
                 )
                 result.save(context.out / "evaluations" / f"{policy}-heldout-{temperature}.json")
+            hard = evaluation(policy, "heldout_hard", context.seed, 0.7, 40, 2, skill=skill)
+            hard.save(context.out / "evaluations" / f"{policy}-hard.json")
         return {}

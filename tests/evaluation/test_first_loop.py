@@ -11,7 +11,7 @@ from experiments_made import experiment
 
 from cadenza.core.errors import ConfigError, CorruptArtifact
 from cadenza.evaluation.figures import read_figures
-from cadenza.evaluation.report_inputs import MetricWriter, read_metrics
+from cadenza.evaluation.report_inputs import Metrics, MetricWriter, read_metrics
 
 RECIPE = """
 name = "proof"
@@ -46,12 +46,16 @@ def test_all_arms_of_two_seeds_give_every_figure_and_nothing_runs_twice(driver, 
     figures = {f.figure: f for f in read_figures(results / "first_loop.jsonl")}
     assert set(figures) == {
         "rl_gain_points", "rl_vs_sft_continued_points", "greedy_change_points", "best8_change_points",
-        "unseen_family_gain_points", "trainer_busy", "engine_busy", "env_busy", "async_vs_sync",
+        "unseen_family_gain_points", "hard_split_gain_points", "trainer_busy", "engine_busy", "env_busy",
+        "async_vs_sync",
     }  # fmt: skip
     gain = figures["rl_gain_points"]
     assert gain.seeds == (0, 1) and gain.n == 200 and gain.interval and gain.interval[0] > 0
     assert "bar: at least 8 and interval above 0: met" in (gain.note or "")
     assert figures["unseen_family_gain_points"].n == 50
+    assert figures["hard_split_gain_points"].n == 40 and "bar" not in (
+        figures["hard_split_gain_points"].note or ""
+    )
     assert figures["async_vs_sync"].value == 1.5 and figures["async_vs_sync"].peer_value == 8.0
     assert figures["trainer_busy"].value == 0.8, "the share of the whole run, not the mean of shares so far"
 
@@ -203,3 +207,11 @@ def test_a_damaged_record_is_named(driver, place, capsys):
     (results / "first_loop" / "prepare-seed0.json").write_text("{")
     assert driver.main([*options, "--pool"]) == CorruptArtifact.exit_code
     assert "--restart --seed 0 --only-arm prepare" in capsys.readouterr().err
+
+
+def test_a_whole_run_is_compared_with_the_start_of_another(driver):
+    fast, slow = [(t, 10.0 * t) for t in range(5)], [(t, 40.0 + t) for t in range(5, 45)]
+    metrics = Metrics([{"t": 100.0 + t, "rollouts_trained": n} for t, n in (*fast, *slow)])
+    assert driver.pace(metrics, 4.0) == (10.0, 4.0)
+    assert driver.pace(metrics) == (84.0 / 44.0, 44.0)
+    assert driver.pace(Metrics(metrics.rows[:1])) == (None, 0.0)

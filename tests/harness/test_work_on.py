@@ -168,3 +168,27 @@ def test_a_disk_that_fills_half_way_leaves_half_of_the_work(tmp_path, monkeypatc
     assert tree(tmp_path) == before and not (tmp_path / "new").exists()
     assert done.apply() == sorted(changes)
     assert tree(tmp_path) == {Path("a.py"): b"new", Path("new/b.py"): b"b", Path("new/deep/c.py"): b"c"}
+
+
+@pytest.mark.parametrize("nth", range(1, 6))  # two files put aside, three put in place
+def test_a_rename_that_fails_half_way_leaves_half_of_the_work(tmp_path, monkeypatch, nth):
+    (tmp_path / "a.py").write_text("old")
+    (tmp_path / "z.py").write_text("goes")
+    changes: dict[str, bytes | None] = {"z.py": None, "a.py": b"new", "new/b.py": b"b", "c.py": b"c"}
+    base = {"a.py": b"old", "z.py": b"goes"}
+    done = Work(tmp_path, "", base, changes, result=None)  # type: ignore[arg-type]
+    before, real, calls = tree(tmp_path), os.replace, []
+
+    def fail(*arguments):
+        calls.append(arguments)
+        if len(calls) == nth:
+            raise PermissionError(1, "Operation not permitted")
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cadenza.harness.work_on.os.replace", fail)
+        with pytest.raises(CadenzaError, match="not permitted"):
+            done.apply()
+        assert tree(tmp_path) == before and not (tmp_path / "new").exists()
+    assert done.apply() == sorted(changes)
+    assert tree(tmp_path) == {Path("a.py"): b"new", Path("new/b.py"): b"b", Path("c.py"): b"c"}

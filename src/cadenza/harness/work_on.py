@@ -6,12 +6,12 @@ reaches the user's files. ``Work.apply`` writes the changes when the user says s
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,22 +135,30 @@ async def work_on(
 
 def _write_all(contents: dict[Path, bytes | None]) -> None:
     """Writes every content beside its file first, which is where a full disk or a missing permission shows, and then
-    renames; None removes the file. What was made before a failure is taken away again."""
+    renames; None removes the file. After a failure, at whatever file, every one is as it was before."""
     staged: dict[Path, Path] = {}
     folders: list[Path] = []
+    undo: list[Callable[[], object]] = []
+    put_aside: list[Path] = []
     try:
         for target, data in contents.items():
             if data is not None:
-                missing = [p for p in target.parents if not p.exists()]
-                folders += missing
+                folders += [p for p in target.parents if not p.exists()]
                 target.parent.mkdir(parents=True, exist_ok=True)
                 staged[target] = _beside(target, data)
-            elif not os.access(target.parent, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
-        for target, temporary in staged.items():
-            os.replace(temporary, target)
+        for target in contents:
+            if target.exists():  # renamed, not copied: to put it back needs no room on the disk
+                aside = _beside(target, b"")
+                put_aside.append(aside)
+                os.replace(target, aside)
+                undo.append(partial(os.replace, aside, target))
+            if target in staged:
+                os.replace(staged[target], target)
+                undo.append(partial(os.unlink, target))
     except BaseException:
-        for temporary in staged.values():
+        for step in reversed(undo):
+            step()
+        for temporary in (*staged.values(), *put_aside):
             temporary.unlink(missing_ok=True)
         for folder in sorted(folders, key=lambda p: len(p.parts), reverse=True):
             try:
@@ -158,9 +166,8 @@ def _write_all(contents: dict[Path, bytes | None]) -> None:
             except OSError:  # it was never made, or holds a file by now
                 pass
         raise
-    for target, data in contents.items():
-        if data is None:
-            target.unlink()
+    for aside in put_aside:
+        aside.unlink(missing_ok=True)
 
 
 def _copy(source: Path, target: Path) -> None:

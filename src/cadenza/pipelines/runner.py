@@ -46,12 +46,8 @@ for _name, _value in OPENMP.items():  # before a stage loads torch
     os.environ.setdefault(_name, _value)
 _SAME = "the same command"  # in mends
 BEGUN = ".stage.json"  # in a partial artifact: whose configuration it belongs to
-_ABOUT = {
-    "config_digest": str,
-    "inputs": dict,
-    "figures": dict,
-    "seconds": (int, float),
-}  # of a stage's manifest
+# What a stage's manifest says about it.
+_ABOUT = {"config_digest": str, "inputs": dict, "figures": dict, "seconds": (int, float)}
 
 
 @dataclass(frozen=True)
@@ -110,10 +106,11 @@ def run_plan(
     if restart_from is not None:
         plan.stage_named(restart_from)
     plan.require_inputs()
-    unfinished = [stage for stage in plan.stages if not folder.artifact(stage.name).is_dir()]
-    for planned in unfinished:
+    again = fresh or restart_from is not None
+    to_run = [stage for stage in plan.stages if again or not folder.artifact(stage.name).is_dir()]
+    for planned in to_run:
         require_packages(planned.stage.packages, f"stage {planned.name!r}")
-    if unfinished or fresh or restart_from is not None:
+    if to_run:
         _check_room(plan, folder.path)
     with folder.lock(), ExitStack() as owned:
         if fresh and folder.exists:
