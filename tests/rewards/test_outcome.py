@@ -69,6 +69,19 @@ def test_each_reward_has_its_name():
     assert total == pytest.approx(sum(named.values()))
 
 
+def test_behaviours_that_are_watched_cost_nothing_until_they_are_priced():
+    trace = [{"summary": {"broken": 1, "open_todos": 2, "needless_reruns": 3}}]
+    assert reward(Verdict(1.0), [], trace, "finish", RewardConfig()) == ({"outcome": 1.0}, 1.0)
+    config = RewardConfig(broken_call=-0.1, open_todo=-0.05, needless_rerun=-0.01)
+    named, total = reward(Verdict(1.0), [], trace, "finish", config)
+    assert named == {
+        "outcome": 1.0, "broken_calls": pytest.approx(-0.1), "open_todos": pytest.approx(-0.1),
+        "needless_reruns": pytest.approx(-0.03),
+    } and total == pytest.approx(0.77)  # fmt: skip
+    named, _ = reward(Verdict(1.0), [], [{"summary": {"broken": 0}}], "finish", config)
+    assert named["open_todos"] == 0.0, "a trace of before these were counted"
+
+
 def test_calls_that_fail_cost_by_their_kind_and_no_other_counts():
     tools = {
         "replace_def": {"calls": 5, "errors": {"no_effect": 3, "not_found": 1, "unexpected_environment": 1}},

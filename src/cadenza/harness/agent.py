@@ -70,8 +70,9 @@ class AgentResult:
     """What one run leaves. ``trace`` ends with one ``{"summary": ...}`` entry that holds ``counters``.
 
     ``timings``: seconds in ``agent`` (all), ``engine_wait`` and ``tools``.
-    ``counters``: turns, broken, truncated, misaligned, windows (contexts), broken_summaries, and per tool calls, errors
-    by kind, seconds.
+    ``counters``: turns, broken, truncated, misaligned, windows (contexts), broken_summaries, open_todos (left on the
+    model's list), needless_reruns (calls that had been made in the same context, and nothing was edited since), and per
+    tool calls, errors by kind, seconds.
     """
 
     segments: list[Segment]
@@ -81,9 +82,8 @@ class AgentResult:
     counters: dict[str, Any]
 
 
-NOTHING_YET = dict.fromkeys(("turns", "broken", "truncated", "misaligned", "broken_summaries"), 0) | {
-    "windows": 1
-}
+_COUNTED = ("turns", "broken", "truncated", "misaligned", "broken_summaries", "open_todos", "needless_reruns")
+NOTHING_YET = dict.fromkeys(_COUNTED, 0) | {"windows": 1}
 
 
 @dataclass(slots=True)
@@ -98,6 +98,8 @@ class _Run:
     trace: list[dict[str, Any]] = field(default_factory=list)
     turns: int = 0  # sampled, summaries too: the index of the next in the trace
     edited: list[str] = field(default_factory=list)
+    todos: tuple[str, ...] = ()  # open ones
+    made: set[str] = field(default_factory=set)  # calls of this context since the last edit
     errors_in_a_row: int = 0
     engine_s: float = 0.0
     tools_s: float = 0.0
@@ -158,7 +160,7 @@ class Agent:
                 raise
             reason = "deadline"
         timings = {"agent": time.perf_counter() - begun, "engine_wait": run.engine_s, "tools": run.tools_s}
-        run.counters["turns"] = run.turns
+        run.counters |= {"turns": run.turns, "open_todos": len(run.todos)}
         run.log({"summary": {"finish_reason": reason, **run.counters}})
         run.close(reason)
         return AgentResult(run.segments, run.trace, reason, timings, run.counters)
@@ -248,6 +250,7 @@ class Agent:
         )
         run.counters["windows"] += 1
         run.window = Window()
+        run.made.clear()  # what the context before has shown is gone
         return ids, new_kinds
 
     async def _sample(self, run: _Run, session: TokenSession, new_ids: list[int], budget: int) -> Sampled:
@@ -274,8 +277,14 @@ class Agent:
         counter = run.counters["tools"].setdefault(known, {"calls": 0, "errors": {}, "seconds": 0.0})
         counter["calls"] += 1
         counter["seconds"] += time.perf_counter() - begun
-        if result.edited is not None and result.edited not in run.edited:
-            run.edited.append(result.edited)
+        run.counters["needless_reruns"] += action.text() in run.made
+        run.made.add(action.text())
+        if result.edited is not None:
+            run.made.clear()
+            if result.edited not in run.edited:
+                run.edited.append(result.edited)
+        if result.todos is not None:
+            run.todos = result.todos
         if result.error_kind is not None:
             counter["errors"][result.error_kind] = counter["errors"].get(result.error_kind, 0) + 1
         run.counters["broken"] += result.error_kind in ("unknown_tool", "invalid_arguments")
@@ -300,9 +309,10 @@ class Agent:
 
 
 def _state(run: _Run) -> str:
-    """What the next context is told whatever the model says: how often it has summarized, and what it has changed."""
+    """What the next context is told whatever the model says: which one it is, what was changed, what is on the list."""
     edited = f", edited {' '.join(run.edited)}" if run.edited else ""
-    return f"context {run.counters['windows'] + 1}{edited}"
+    todos = f"\ntodo {'; '.join(run.todos)}" if run.todos else ""
+    return f"context {run.counters['windows'] + 1}{edited}{todos}"
 
 
 def _readable(parsed: Parsed) -> dict[str, Any]:

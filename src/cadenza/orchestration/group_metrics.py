@@ -8,11 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from cadenza.core.types import Rollout
+from cadenza.rewards import summary_of
+
+WATCHED = (("broken_calls", "broken"), ("open_todos", "open_todos"), ("needless_reruns", "needless_reruns"))
 
 
 def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """Counts of the rollouts of a step, and means over those with a reward: reward, solved, tokens, turns, version
-    spread. Without any the means are left out."""
+    spread, and the behaviours that a reward can price, watched whether it does or not. Without any the means are left
+    out."""
     rollouts = [r for group in groups for r in group]
     scored = [r for r in rollouts if r.reward is not None]
     solved = [float(r.verdict.score == 1.0) for r in scored]
@@ -34,4 +38,8 @@ def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         "contexts": sum(len(r.segments) for r in scored) / n,
         "spans_versions": sum(spans) / n,
         "finished_itself": finish["finish"] / n,
+        **{
+            f"{name}_per_rollout": sum(summary_of(r.trace).get(key, 0) for r in scored) / n
+            for name, key in WATCHED
+        },
     }

@@ -1,5 +1,5 @@
-"""Rewards: outcome and length."""
+"""Rewards: outcome, length and behaviours."""
 
-from cadenza.rewards.outcome import LengthPenalty, RewardConfig, reward
+from cadenza.rewards.outcome import LengthPenalty, RewardConfig, reward, summary_of
 
-__all__ = ["LengthPenalty", "RewardConfig", "reward"]
+__all__ = ["LengthPenalty", "RewardConfig", "reward", "summary_of"]

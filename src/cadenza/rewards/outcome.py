@@ -2,7 +2,8 @@
 
 Outcome: the score of the verdict, times ``solved``. Length: Composer 2, section 4.2, a concave penalty
 ``C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q))`` on a weighted sum ``x`` of tokens by kind, calls and turns, so that
-the first tokens cost most on easy tasks and long work on hard ones stays affordable. The demo leaves it off.
+the first tokens cost most on easy tasks and long work on hard ones stays affordable. Behaviours: broken calls, items
+left open, calls repeated for nothing (same section: watched, and priced as needed).
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ class RewardConfig(StrictConfig):
     ``failures``: the outcome for a verdict that is the model's own failure, by kind; a kind that is not listed
     is worth ``failed``. ``broken_call``: for each call that could not be read or does not fit its tool;
     ``call_errors``: for each call that a tool answered with an error, by kind (``{ no_effect = -0.05 }``).
-    ``false_finish``: for a run that ends itself with its task not wholly solved. All three are negative to discourage.
+    ``false_finish``: for a run that ends itself with its task not wholly solved. All are negative to discourage.
     They tell apart the runs of a group that never solves its task, which the outcome alone does not. Where only failed
     calls cost something, giving up is the cheapest way to fail; where a false finish does, never finishing is, unless
     ``unfinished`` is below 1.
+    ``open_todo``: for each item that the run leaves open on its own list; ``needless_rerun``: for each call that repeats
+    one of the same context though nothing was edited since. Composer 2, section 4.2: such behaviours are watched during
+    RL, and priced when they show.
     """
 
     solved: float = 1.0
@@ -63,6 +67,8 @@ class RewardConfig(StrictConfig):
     broken_call: float = 0.0
     call_errors: dict[CallError, float] = {}
     false_finish: float = 0.0
+    open_todo: float = 0.0
+    needless_rerun: float = 0.0
     failures: dict[str, float] = {}
     length: LengthPenalty = LengthPenalty()
 
@@ -91,10 +97,15 @@ def reward(
     rewards = {"outcome": outcome}
     if config.false_finish and finish_reason == "finish" and verdict.score != 1.0:
         rewards["false_finish"] = config.false_finish
-    if config.broken_call:
-        rewards["broken_calls"] = config.broken_call * _summary(trace).get("broken", 0)
+    for name, worth, counter in (
+        ("broken_calls", config.broken_call, "broken"),
+        ("open_todos", config.open_todo, "open_todos"),
+        ("needless_reruns", config.needless_rerun, "needless_reruns"),
+    ):
+        if worth:
+            rewards[name] = worth * summary_of(trace).get(counter, 0)
     if config.call_errors:
-        tools = _summary(trace).get("tools", {}).values()
+        tools = summary_of(trace).get("tools", {}).values()
         errors = Counter[str]()
         for tool in tools:
             errors.update(tool.get("errors", {}))
@@ -114,7 +125,7 @@ def length_cost(segments: Sequence[Segment], trace: Sequence[dict[str, Any]], co
     kinds = np.zeros(len(TokenKind), np.int64)
     for segment in segments:
         kinds += np.bincount(segment.token_kind_T, minlength=len(TokenKind))
-    calls = sum(tool["calls"] for tool in _summary(trace).get("tools", {}).values())
+    calls = sum(tool["calls"] for tool in summary_of(trace).get("tools", {}).values())
     x = (
         config.think * kinds[TokenKind.THINK]
         + config.call * kinds[TokenKind.CALL]
@@ -129,5 +140,6 @@ def length_cost(segments: Sequence[Segment], trace: Sequence[dict[str, Any]], co
     return (math.expm1(p * growth) / p if p else growth) / config.k
 
 
-def _summary(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary_of(trace: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The counters that a run's trace ends with; empty for one that has none."""
     return next((entry["summary"] for entry in reversed(trace) if "summary" in entry), {})

@@ -21,6 +21,7 @@ from pathlib import Path
 from cadenza.core.config import StrictConfig
 from cadenza.core.types import Task
 from cadenza.harness.definitions import definitions
+from cadenza.harness.tools.todo_write import MOST_CHARACTERS
 from cadenza.rollouts.gold_edits import DefEdit, gold_edits
 from cadenza.rollouts.mistakes import wrong_definition
 from cadenza.tasks.patch import apply_patch
@@ -34,7 +35,7 @@ _MOST_READS = 8  # of one long file
 class ExpertConfig(StrictConfig):
     """Shares of runs (0..1) that take each optional step.
 
-    ``list_dir_first``: looks at the folder before anything else. ``tests_first``: runs the tests before reading.
+    ``todo``: keeps a list of what is to be mended. ``list_dir_first``: looks at the folder before anything else. ``tests_first``: runs the tests before reading.
     ``grep_although_named``: searches although the issue names the place. ``tests_between_files``: runs the tests
     after the first of two files is mended. ``tests_last``: runs the tests before it finishes. ``mistake``: errs
     before the repair, where the code allows it. ``mistake_other_def``: share of those that write a definition that was
@@ -44,6 +45,7 @@ class ExpertConfig(StrictConfig):
     repair followed by one more, ``read_again_after_mistake``: by reading the file again.
     """
 
+    todo: float = 0.0
     list_dir_first: float = 0.3
     tests_first: float = 0.5
     grep_although_named: float = 0.25
@@ -178,6 +180,7 @@ class ScriptedExpert:
         if self._happens(config.tests_first):
             yield from self._test()
         mistake = self._happens(config.mistake)
+        listing = config.todo > 0 and self._happens(config.todo)
         for index, (path, edits) in enumerate(self._edits.items()):
             if index and self._happens(config.tests_between_files):
                 yield from self._test()
@@ -187,6 +190,9 @@ class ScriptedExpert:
                 yield from self._err_elsewhere(self._rng.choice(others), "", unread=True)
             yield from self._find(path, edits[0])
             self._aim = (path, edits[0].name)
+            names = ", ".join(edit.name for edit in edits)
+            if listing:
+                yield Call("todo_write", "", f"- fix {names} in {path}"[:MOST_CHARACTERS])
             yield from self._read(path, edits)
             if astray and not others:
                 yield from self._err_elsewhere(path, edits[0].name, unread=False)
@@ -197,6 +203,8 @@ class ScriptedExpert:
                 yield Call("replace_def", path, edit.new)
                 self._mended.append(edit.name)
             self._aim = None
+            if listing:
+                yield Call("todo_write", "", f"x fix {names} in {path}"[:MOST_CHARACTERS])
         if self._happens(config.tests_last):
             yield from self._test()
         yield Call("finish")

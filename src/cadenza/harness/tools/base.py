@@ -20,12 +20,14 @@ ERROR_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model reads, and whether the run is over. ``edited``: a path that the call has changed."""
+    """What the model reads, and whether the run is over. ``edited``: a path that the call has changed. ``todos``: what
+    is open on the model's list from now on, None where the call says nothing about it."""
 
     text: str
     error_kind: str | None = None
     ends: bool = False
     edited: str | None = None
+    todos: tuple[str, ...] | None = None
 
 
 class ToolError(Exception):

@@ -14,6 +14,7 @@ from cadenza.harness.tools.list_dir import ListDir
 from cadenza.harness.tools.read_file import ReadFile
 from cadenza.harness.tools.replace_def import ReplaceDef
 from cadenza.harness.tools.run_tests import RunTests
+from cadenza.harness.tools.todo_write import TodoWrite
 from cadenza.sandbox.errors import PathRefused, SandboxGone
 from cadenza.tokens import Call
 
@@ -57,7 +58,6 @@ class ToolLibrary:
 
 
 def demo_tools(*, test_timeout_s: float = 2.0) -> ToolLibrary:
-    """The six tools of the demo agent."""
-    return ToolLibrary(
-        [ListDir(), ReadFile(), Grep(), ReplaceDef(), RunTests(timeout_s=test_timeout_s), Finish()]
-    )
+    """The tools of the demo agent."""
+    tests = RunTests(timeout_s=test_timeout_s)
+    return ToolLibrary([ListDir(), ReadFile(), Grep(), ReplaceDef(), tests, TodoWrite(), Finish()])
