@@ -56,9 +56,9 @@ class RewardConfig(StrictConfig):
     They tell apart the runs of a group that never solves its task, which the outcome alone does not. Where only failed
     calls cost something, giving up is the cheapest way to fail; where a false finish does, never finishing is, unless
     ``unfinished`` is below 1.
-    ``open_todo``: for each item that the run leaves open on its own list; ``needless_rerun``: for each call that repeats
-    one of the same context though nothing was edited since. Composer 2, section 4.2: such behaviours are watched during
-    RL, and priced when they show.
+    ``open_todo``: for each item that the run leaves open on its own list. ``needless_rerun``: for each call that was
+    made before in the same context, with nothing edited since. Composer 2, section 4.2: such behaviours are watched
+    during RL, and priced when they show.
     """
 
     solved: float = 1.0
