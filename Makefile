@@ -36,7 +36,7 @@ demo: $(STAMP) ## train the demo agent from tasks to report; QUICK=1 for a short
 	$(BIN)/cadenza train $(RECIPE)
 
 .PHONY: proof
-proof: $(STAMP) ## rerun the measured claims (about 3 hours on 2 cores; resumable)
+proof: $(STAMP) ## rerun the measured claims (about 90 minutes a seed on 2 cores; resumable)
 	$(BIN)/python experiments/first_loop.py
 
 .PHONY: test

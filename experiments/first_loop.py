@@ -1,6 +1,6 @@
 """The claims of the first loop: RL improves the agent over SFT, and over SFT continued for the same wall time.
 
-    python experiments/first_loop.py                     everything that is not done yet (about 3 hours on 2 cores)
+    python experiments/first_loop.py                     everything that is not done yet (about 90 minutes a seed)
     python experiments/first_loop.py --list              what is done, what remains
     python experiments/first_loop.py --only-arm rl --seed 1
     python experiments/first_loop.py --pool              only the figures, from what is done
