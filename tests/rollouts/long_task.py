@@ -48,14 +48,15 @@ def long_task(folder: Path) -> Task:
         broken[f"{name}.py"], mended[f"{name}.py"] = source.format("+").encode(), source.format("-").encode()
         for tests, path, value in (
             (visible, f"test_{name}.py", 7),
-            (hidden, f"test_hidden{number:02d}.py", 11),
+            (hidden, f"test_hidden_{number:02d}.py", 11),
         ):
             test = f"from {name} import {function}\n\n\ndef test_{name}():\n"
             tests[path] = f"{test}    assert {function}({value}) == {value * step - low}\n".encode()
     instruction = "Each part adds what it should take off: make every test pass.\n"
     files = TaskFiles(
         instruction, broken | visible, hidden, make_patch(broken, mended),
-        {"split": "long", "ambiguity": 0, "created_at": "2026-01-01T00:00:00+00:00", "family": "wrong_operator"},
+        {"split": "long", "ambiguity": 0, "created_at": "2026-01-01T00:00:00+00:00", "family": "wrong_operator",
+         "expected_tests": [f"{path}::test_part{path[-5:-3]}" for path in (*visible, *hidden)]},
     )  # fmt: skip
     return write_task(files, folder)
 
@@ -83,7 +84,7 @@ def main() -> int:
         config = ExpertConfig(mistake=0.0, tests_between_files=1.0, grep_although_named=1.0)
         rollout = asyncio.run(run(task, ScriptedExpert.for_task(task, plain, 0, config), plain))
     turns = sum(len(s.turns) for s in rollout.segments)
-    print(f"{rollout.verdict}, {turns} turns, {len(rollout.segments)} contexts", file=sys.stderr)
+    print(f"reward {rollout.reward}, {turns} turns, {len(rollout.segments)} contexts", file=sys.stderr)
     if rollout.reward != 1.0 or turns < 170:
         return 1
     rollout.timings = {}
