@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,8 @@ from cadenza.core.types import Task
 from cadenza.sandbox import LocalBackend
 from cadenza.tasks.directory import write_task
 from cadenza.tasks.generate import GeneratorConfig, draw_tasks
+
+sys.path.insert(0, str(Path(__file__).parent))  # long_task
 
 
 @pytest.fixture(scope="session")
