@@ -9,6 +9,8 @@ from cadenza.evaluation.report_inputs import Metrics
 
 STAGE_TITLES = {
     "cpt": "Continued pretraining",
+    "mtp": "Multi-token prediction heads",
+    "long": "Continued pretraining at four times the length",
     "sft": "Supervised fine-tuning",
     "rl": "Reinforcement learning",
     "sft_continued": "Supervised fine-tuning, continued for the time of RL",
@@ -75,13 +77,34 @@ _RL_CHARTS = (
         "Share of wall time each service worked. Overlap makes the sum exceed 100%.",
         percent=True, zero=True, smooth=True,
     ),
+    ChartSpec(
+        "Watched behaviours",
+        (
+            ("broken_calls_per_rollout", "broken calls"), ("needless_reruns_per_rollout", "needless reruns"),
+            ("open_todos_per_rollout", "items left open"),
+        ),
+        "A rollout's mean, whether a reward prices them or not. One that climbs is a policy that games its reward.",
+        zero=True, smooth=True, needed=False,
+    ),
+    ChartSpec(
+        "Weights sent to the engine", (("delta_bytes", "bytes a step"), ("weights_bytes", "all weights")),
+        "Only what changed is sent, bit by bit.", zero=True, needed=False,
+    ),
+)  # fmt: skip
+
+_PERPLEXITY = ChartSpec(
+    "Perplexity", (("heldout_perplexity", "held-out source files"), ("train_perplexity", "training")),
+    "On source files kept out of training; lower is better.",
 )  # fmt: skip
 
 CHARTS: dict[str, tuple[ChartSpec, ...]] = {
-    "cpt": (
+    "cpt": (_PERPLEXITY,),
+    "long": (_PERPLEXITY,),
+    "mtp": (
         ChartSpec(
-            "Perplexity", (("heldout_perplexity", "held-out source files"), ("train_perplexity", "training")),
-            "On source files kept out of training; lower is better.",
+            "Guesses that hold", tuple((f"agreement_{k}", f"{k} ahead") for k in (1, 2, 3, 4)),
+            "How often a head's likeliest token is the trunk's own, on source files kept out of training.",
+            percent=True, zero=True,
         ),
     ),
     "sft": (
