@@ -36,8 +36,9 @@ demo: $(STAMP) ## train the demo agent from tasks to report; QUICK=1 for a short
 	$(BIN)/cadenza train $(RECIPE)
 
 .PHONY: proof
-proof: $(STAMP) ## rerun the measured claims (about 90 minutes a seed on 2 cores; resumable)
+proof: $(STAMP) ## rerun the measured claims (hours; resumable by claim, arm and seed)
 	$(BIN)/python experiments/first_loop.py
+	$(BIN)/python experiments/whole_loop.py
 
 .PHONY: test
 test: $(STAMP) test-deps lint docs ## everything a change must pass

@@ -395,7 +395,8 @@ def main_of(claim: type[Claim], about: str, argv: Sequence[str] | None = None) -
             show(made, seeds)
             return 0
         if not args.pool:
-            _run(made, arms, seeds, restart=args.restart, seeds_given=bool(args.seed))
+            asked = bool(args.only_arm or args.seed or args.set or args.recipe != claim.recipe)
+            _run(made, arms, seeds, restart=args.restart, seeds_given=bool(args.seed), asked=asked)
         figures = made.pool()
         if figures:
             write_figures(args.results / f"{claim.name}.jsonl", figures)
@@ -408,17 +409,31 @@ def main_of(claim: type[Claim], about: str, argv: Sequence[str] | None = None) -
 
 
 def _run(
-    claim: Claim, arms: Sequence[Arm], seeds: Sequence[int], *, restart: bool, seeds_given: bool
+    claim: Claim, arms: Sequence[Arm], seeds: Sequence[int], *, restart: bool, seeds_given: bool, asked: bool
 ) -> None:
+    """``asked``: somebody named what is to run, so that a record of another configuration is an error. Otherwise its
+    seed is finished and left as it is: a later version of the program does not spoil what an earlier one has shown."""
     if restart:
         if not seeds_given:
             raise ConfigError("--restart removes what took hours", "say of which seed with --seed K")
         for seed in seeds:
             claim.restart([arm.name for arm in arms], seed)
+    left = []
     for seed in seeds:  # all before the first run: a stranger found at the end would have cost hours
-        for arm in arms:
-            claim.require_design(arm, seed)
-    for seed in seeds:  # a seed at a time: the first pooled figures come after a third of the time
+        try:
+            for arm in arms:
+                claim.require_design(arm, seed)
+        except ConfigError:
+            if asked:
+                raise
+            again = f"--restart --seed {seed} makes it again"
+            print(
+                f"seed {seed}: recorded with an earlier configuration, left as it is; {again}",
+                file=sys.stderr,
+            )
+        else:
+            left.append(seed)
+    for seed in left:  # a seed at a time: the first pooled figures come after a third of the time
         for arm in arms:
             claim.run(arm, seed)
 

@@ -215,3 +215,22 @@ def test_a_whole_run_is_compared_with_the_start_of_another(driver):
     assert driver.pace(metrics, 4.0) == (10.0, 4.0)
     assert driver.pace(metrics) == (84.0 / 44.0, 44.0)
     assert driver.pace(Metrics(metrics.rows[:1])) == (None, 0.0)
+
+
+def test_a_later_version_of_the_recipe_spoils_what_was_shown(driver, place, capsys, tmp_path):
+    results, options = place
+    for seed in driver.FirstLoop.seeds:
+        assert driver.main([*options, "--seed", str(seed)]) == 0
+    shown = (results / "first_loop.jsonl").read_text()
+    later = RECIPE.replace('"stages_made:Eval"', '"stages_made:Eval", tasks = 251')
+    (tmp_path / "proof.toml").write_text(later)
+    made = driver.FirstLoop(results, tmp_path / "runs", str(tmp_path / "proof.toml"))
+    arms = made.arms
+    capsys.readouterr()
+    run = sys.modules["arms"]._run
+    run(made, arms, made.seeds, restart=False, seeds_given=False, asked=False)
+    told = capsys.readouterr().err
+    assert told.count("left as it is") == 3 and "arm " not in told
+    assert [f.model_dump() for f in made.pool()] and (results / "first_loop.jsonl").read_text() == shown
+    with pytest.raises(ConfigError, match="another configuration"):
+        run(made, arms, made.seeds, restart=False, seeds_given=False, asked=True)
