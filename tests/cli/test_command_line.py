@@ -17,6 +17,14 @@ from cadenza.pipelines.assist import readable_step
 from cadenza.pipelines.plan import plan_recipe
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """A command that was interrupted ignores the next Ctrl-C; these tests go on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def cadenza(tmp_path, command_environment):
     """Runs the command in an empty folder."""
@@ -291,13 +299,9 @@ def test_a_second_ctrl_c_shows_a_trace_of_what_still_closes_down(monkeypatch, ca
         raise Interrupted("interrupted in stage 'rl'", "run the same command again to go on")
 
     monkeypatch.setattr("cadenza.cli.app.app", interrupted)
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit) as left:
-            main()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     assert (
         left.value.code == Interrupted.exit_code and "run the same command again" in capsys.readouterr().err
     )
