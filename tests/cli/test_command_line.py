@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,17 @@ import pytest
 
 from cadenza.cli.app import main
 from cadenza.cli.failures import report
-from cadenza.core.errors import ConfigError, MissingArtifact, ServiceDied
+from cadenza.core.errors import ConfigError, Interrupted, MissingArtifact, ServiceDied
+from cadenza.pipelines.assist import readable_step
 from cadenza.pipelines.plan import plan_recipe
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """A command that was interrupted ignores the next Ctrl-C; these tests go on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -282,3 +292,30 @@ def test_a_dry_run_of_the_demo_stays_quick(tmp_path, command_environment):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(seconds) < 2.0, seconds
+
+
+def test_a_second_ctrl_c_shows_a_trace_of_what_still_closes_down(monkeypatch, capsys):
+    def interrupted() -> None:
+        raise Interrupted("interrupted in stage 'rl'", "run the same command again to go on")
+
+    monkeypatch.setattr("cadenza.cli.app.app", interrupted)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert (
+        left.value.code == Interrupted.exit_code and "run the same command again" in capsys.readouterr().err
+    )
+
+
+def test_the_reader_of_a_step_must_guess_why_a_call_failed():
+    failed = {
+        "call": "replace a.py\ndef f():\n    pass",
+        "error_kind": "unknown_tool",
+        "output": "error: no tool replace",
+    }
+    assert readable_step(failed) == "call: replace a.py (+2 lines) -> error: no tool replace"
+    assert (
+        readable_step({"call": "run_tests", "error_kind": None, "output": "ok: 2 passed"})
+        == "call: run_tests"
+    )
+    assert readable_step({"broken": "bad_name", "error_kind": "bad_name"}) == "broken: bad_name -> bad_name"

@@ -198,6 +198,9 @@ def test_the_page_fits_a_narrow_window(full, tmp_path, chromium):
 def test_a_run_whose_rl_made_no_step_is_told_as_rl_without_a_gain(tmp_path):
     stages = (StageInfo(name="rl", status="done", detail={"steps": 0}),)
     told = write_report(tmp_path, run=RunInfo(name="r", stages=stages)).headline
-    assert told.text.startswith("RL made no step")
-    trained = (StageInfo(name="rl", status="done", detail={"steps": 2}),)
+    assert told.text.startswith("RL made no step") and "--restart-from rl" in told.detail
+    idle = (StageInfo(name="rl", status="done", detail={"steps": 1, "samples_trained": 0}),)
+    told = write_report(tmp_path, run=RunInfo(name="r", stages=idle)).headline
+    assert told.text.startswith("RL changed nothing")
+    trained = (StageInfo(name="rl", status="done", detail={"steps": 2, "samples_trained": 9}),)
     assert "no step" not in write_report(tmp_path, run=RunInfo(name="r", stages=trained)).headline.text

@@ -192,9 +192,10 @@ def test_a_generation_that_was_interrupted_is_not_a_task_set(tmp_path: Path):
 
 def test_the_folder_above_a_task_set_asks_to_generate_it_again(tmp_path: Path):
     generate_split(small(), "train", tmp_path / "tasks" / "train")
-    with pytest.raises(
-        MissingArtifact, match=r"no finished task set .*; name one of those in it: .*/tasks/train$"
-    ):
+    with pytest.raises(MissingArtifact, match=r"is no task set; name one of those in it: .*/tasks/train$"):
+        load_tasks(tmp_path / "tasks")
+    (tmp_path / "tasks" / "manifest.json").write_text('{"files": {}}')  # as a finished stage has one
+    with pytest.raises(MissingArtifact, match="name one of those in it"):
         load_tasks(tmp_path / "tasks")
 
 

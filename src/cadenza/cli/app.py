@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 import cadenza
 from cadenza.cli import agent, doctor, eval, runs, train, watch
 from cadenza.cli.failures import report
+from cadenza.core.errors import Interrupted
 
 app = typer.Typer(
     name="cadenza",
@@ -49,4 +51,9 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        sys.exit(report(error))
+        code = report(error)
+        if isinstance(
+            error, Interrupted
+        ):  # what still closes down says nothing more when Ctrl-C is pressed again
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.exit(code)

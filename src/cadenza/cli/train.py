@@ -117,4 +117,8 @@ def train(
         typer.echo(json.dumps(outcome.to_plain()))
         return
     total = sum(stage.seconds for stage in outcome.stages)
+    if all(stage.skipped for stage in outcome.stages):
+        page = outcome.run_dir / "report.html"
+        typer.echo(f"finished earlier: {outcome.run_dir}" + (f"\nReport  {page}" if page.is_file() else ""))
+        return
     typer.echo(f"finished {plan.name} in {clock(total)}: {outcome.run_dir}")

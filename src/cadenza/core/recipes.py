@@ -52,24 +52,20 @@ def find_recipe(name: str, folders: Sequence[Path]) -> Path:
         if path.is_file():
             return path
         raise ConfigError(
-            f"no recipe file {name}", "check the path, or use a shipped recipe: " + _listed(folders)
+            f"no recipe file {name}", "check the path; `cadenza train --list` shows the shipped ones"
         )
     for folder in folders:
         path = folder / f"{name}.toml"
         if path.is_file():
             return path
     near = nearest(name, recipe_names(folders))
-    mend = f"did you mean {near!r}?" if near else "shipped recipes: " + _listed(folders)
+    mend = f"did you mean {near!r}?" if near else "`cadenza train --list` shows the shipped ones"
     raise ConfigError(f"unknown recipe {name!r}", mend)
 
 
 def recipe_names(folders: Iterable[Path]) -> list[str]:
     """Names of every recipe in ``folders``, sorted."""
     return sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
-
-
-def _listed(folders: Iterable[Path]) -> str:
-    return ", ".join(recipe_names(folders)) or "none"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

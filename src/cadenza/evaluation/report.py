@@ -175,14 +175,22 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def _untrained(run: RunInfo) -> Headline | None:
-    """Where RL made no step its policy is the SFT one, and comparing them says nothing of RL."""
-    if not any(stage.name == "rl" and stage.detail.get("steps") == 0 for stage in run.stages):
-        return None
-    return Headline(
-        "RL made no step: its time was over before the first.",
-        "What is called RL below has the weights of SFT. Give it more with --set rl.max_seconds=120 "
-        "or use a faster machine.", "open",
-    )  # fmt: skip
+    """Where RL changed no weight its policy is the SFT one, and comparing them says nothing of RL."""
+    detail = next((stage.detail for stage in run.stages if stage.name == "rl"), {})
+    if detail.get("steps") == 0:
+        return Headline(
+            "RL made no step: its time was over before the first.",
+            "What is called RL below has the weights of SFT. Give it more with --restart-from rl --set "
+            "rl.max_seconds=120, and SFT with --set sft.budget_s=200 if it was cut short too, or use a faster machine.",
+            "open",
+        )
+    if detail.get("samples_trained") == 0:
+        return Headline(
+            "RL changed nothing: no task was solved by some of its runs and missed by others.",
+            "What is called RL below has the weights of SFT. If SFT solves nothing, train it for longer first: "
+            "--restart-from sft --set sft.budget_s=200.", "open",
+        )  # fmt: skip
+    return None
 
 
 def headline(comparisons: Sequence[Comparison]) -> Headline:

@@ -49,20 +49,17 @@ def _rates(view: Comparison) -> Table:
     table = Table(
         title=view.view.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
     )
-    names = ("policy", "", "pass@1 [95%]", f"best of {view.best_k}", "greedy", "tokens")
-    for name in names:
+    best_of, greedy = view.best_k > 1, any(row.greedy and row.sampled for row in view.rows)
+    names = ["policy", "", "pass@1 [95%]", *([f"best of {view.best_k}"] if best_of else [])]
+    for name in (*names, *(["greedy"] if greedy else []), "tokens"):
         table.add_column(name, justify="left" if name in ("policy", "") else "right", no_wrap=True)
     widths = {b["policy"]: b["width"] for b in bars(view)["rows"]}
     for row in view.rows:
         shown, best = row.sampled or row.greedy, view.best_of(row)
-        table.add_row(
-            label(row.policy),
-            "█" * round(_BAR * widths.get(row.policy, 0.0)),
-            _interval(shown),
-            _pct(best.value if best else None),
-            _pct(row.greedy.value if row.greedy else None),
-            f"{row.tokens.spent:.0f}" if row.tokens.spent is not None else "–",
-        )
+        cells = [label(row.policy), "█" * round(_BAR * widths.get(row.policy, 0.0)), _interval(shown)]
+        cells += [_pct(best.value if best else None)] if best_of else []
+        cells += [_pct(row.greedy.value if row.greedy else None)] if greedy else []
+        table.add_row(*cells, f"{row.tokens.spent:.0f}" if row.tokens.spent is not None else "–")
     return table
 
 

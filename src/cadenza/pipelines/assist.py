@@ -94,5 +94,8 @@ def readable_step(entry: dict[str, Any]) -> str | None:
     for kind in ("call", "final", "broken"):
         if kind in entry:
             first, *rest = str(entry[kind]).splitlines() or [""]
-            return f"{kind}: {first}" + (f" (+{len(rest)} lines)" if rest else "")
+            failed = f" -> {entry.get('output') or entry['error_kind']}" if entry.get("error_kind") else ""
+            return (
+                f"{kind}: {first}" + (f" (+{len(rest)} lines)" if rest else "") + " ".join(failed.split("\n"))
+            )
     return None

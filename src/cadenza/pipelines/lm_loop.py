@@ -111,7 +111,11 @@ class LMRun:
                 if now - saved > self.save_every_s:
                     self._save(now - started)
                     saved = now
-        return self.elapsed_before + time.monotonic() - started
+        used = self.elapsed_before + time.monotonic() - started
+        if self.state.step < self.steps and used >= max_seconds:
+            told = f"its {max_seconds:g} s were over after {self.state.step} of {self.steps} steps"
+            self.context.progress.line(f"{name}: {told}")
+        return used
 
     def finish(self) -> None:
         """Removes what only a resume would need; call it once the model is saved."""

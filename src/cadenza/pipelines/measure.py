@@ -79,13 +79,18 @@ def figures_of(result: EvalResult) -> dict[str, Any]:
         "temperature": result.temperature,
         "seed": result.seed,
     }
-    for name, k in {"pass@1": 1, f"best_of_{result.samples}": result.samples}.items():
+    rates = {"pass@1": 1} | ({f"best_of_{result.samples}": result.samples} if result.samples > 1 else {})
+    for name, k in rates.items():
         rate = estimate([pass_at_k(outcomes, k)])
         figures[name] = {"value": rate.value, "interval": [rate.low, rate.high]}
     figures["mean_tokens"] = sum(r.tokens for r in result.records) / max(len(result.records), 1)
     figures["failures"] = result.failures()
     figures["wall_s"] = round(result.wall_s, 1)
     return figures
+
+
+def _samples(number: int) -> str:
+    return "one sample each" if number == 1 else f"{number} samples each"
 
 
 def sentence(figures: dict[str, Any]) -> str:
@@ -98,7 +103,7 @@ def sentence(figures: dict[str, Any]) -> str:
     ]
     lost = ", ".join(f"{kind}: {count}" for kind, count in figures["failures"].items()) or "none"
     return (
-        f"{figures['policy']} on {figures['tasks']} tasks of {figures['suite']}, {figures['samples']} samples each "
+        f"{figures['policy']} on {figures['tasks']} tasks of {figures['suite']}, {_samples(figures['samples'])} "
         f"at temperature {figures['temperature']:g}:\n  "
         + "\n  ".join(rates)
         + f"\n  {figures['mean_tokens']:.0f} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from typing import Any
 
 from pydantic import Field
@@ -11,7 +12,7 @@ from cadenza.core.config import StrictConfig, operational
 from cadenza.core.errors import ServiceDied
 from cadenza.core.extras import TRAIN
 from cadenza.core.types import Rollout, Task
-from cadenza.evaluation.report_inputs import MetricWriter, Span, append_lines
+from cadenza.evaluation.report_inputs import MetricWriter, Span, append_lines, read_metrics
 from cadenza.orchestration.rl_run import RLRun, RunConfig, Services
 from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
 from cadenza.pipelines.stages import Figures, Stage, StageContext
@@ -72,10 +73,19 @@ class RL(Stage[RLConfig]):
             config.weights.anchor_every,
             config.weights.keep_anchors,
         )
+        origin = time.monotonic()  # of the bar, which moves between steps too: a step may take a while
+        shown: dict[str, Any] = {"step": 0}
+
+        def on_begin(step: int, elapsed_s: float) -> None:
+            nonlocal origin
+            origin = time.monotonic() - elapsed_s
+            shown["step"] = step
+            bar.set(elapsed_s, **shown)
 
         def on_rollout(_task: Task, rollout: Rollout) -> None:
             nonlocal kept
             kept += 1
+            bar.set(min(time.monotonic() - origin, config.max_seconds), **shown)
             if config.keep_rollouts and kept % config.keep_rollouts == 0:
                 path = context.out / "rollouts" / f"{kept:06}.cdzr"
                 path.parent.mkdir(exist_ok=True)
@@ -96,17 +106,14 @@ class RL(Stage[RLConfig]):
                 def on_step(step: int, row: dict[str, Any]) -> None:
                     metrics.write(row["elapsed_s"], step, **row)
                     append_lines(context.out / "timeline.jsonl", _spans(rl, step, row))
-                    bar.set(
-                        min(row["elapsed_s"], config.max_seconds),
-                        step=step,
-                        solved=round(row["pass_rate"], 2) if "pass_rate" in row else "-",
-                    )
+                    shown["step"] = step
+                    shown["solved"] = round(row["pass_rate"], 2) if "pass_rate" in row else "-"
+                    bar.set(min(row["elapsed_s"], config.max_seconds), **shown)
 
                 rl = RLRun(
                     Services(trainer, engine, environment, dtype, chain), tasks, run_config, context.seed_for("rl"),
                     context.database, context.rl_run, context.out / "checkpoint",
-                    on_begin=lambda step, elapsed_s: bar.set(elapsed_s, step=step),
-                    on_step=on_step, on_rollout=on_rollout,
+                    on_begin=on_begin, on_step=on_step, on_rollout=on_rollout,
                 )  # fmt: skip
                 result = rl.run()
             tokenizer.save(context.out)
@@ -116,8 +123,11 @@ class RL(Stage[RLConfig]):
         (context.out / "checkpoint" / "trainer.pt").unlink(missing_ok=True)
         shutil.rmtree(own, ignore_errors=True)  # the last version lies in the artifact whole
         ledger = context.database.ledger(context.rl_run)
+        # With those of an earlier attempt at the stage.
+        curves = read_metrics(context.out / "metrics" / f"{context.name}.jsonl")
         return {
             "steps": result.steps,
+            "samples_trained": int(sum(curves.series("trained_samples")[1])),
             "stopped": result.stopped,
             "seconds": result.wall_s,
             "prompts_planned": len(ledger),

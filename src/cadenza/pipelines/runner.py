@@ -211,7 +211,8 @@ class _Run:
             shown = "; ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
             raise ConfigError(
                 f"stage {planned.name!r} was {state} with another configuration ({shown or 'an input changed'})",
-                f"add --restart-from {planned.name} to make it again, or use another --run-dir",
+                f"add --restart-from {planned.name} to make it again, give the --set it was made with, or use another "
+                "--run-dir",
             )
 
     def _begun(self, planned: PlannedStage) -> dict[str, Any] | None:

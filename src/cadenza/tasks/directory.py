@@ -199,10 +199,10 @@ def load_tasks(directory: Path) -> list[Task]:
         CorruptArtifact: a task does not match its hash, or the manifest has another format version.
     """
     path = Path(directory) / MANIFEST
-    if not path.is_file():
-        inside = sorted(str(p.parent) for p in Path(directory).glob(f"*/{MANIFEST}"))
+    inside = sorted(str(p.parent) for p in Path(directory).glob(f"*/{MANIFEST}"))
+    if inside or not path.is_file():  # the folder of a stage has a manifest too, and holds the sets
         raise MissingArtifact(
-            f"no finished task set in {directory}",
+            f"{directory} is no task set",
             f"name one of those in it: {', '.join(inside)}" if inside else "generate it first",
         )
     manifest = _manifest(path)
