@@ -39,6 +39,20 @@ held_out_tokens = 2048
 evaluate_every = 2
 
 [[stage]]
+name = "mtp"
+steps = 2
+source_documents = 20
+held_out_tokens = 2048
+evaluate_every = 2
+
+[[stage]]
+name = "long"
+steps = 1
+source_documents = 20
+held_out_tokens = 2048
+evaluate_every = 1
+
+[[stage]]
 name = "sft"
 epochs = 1
 budget_s = 20
@@ -55,6 +69,11 @@ most_groups_per_step = 3
 name = "evaluate"
 validation_tasks = 4
 validation_samples = 1
+
+[[stage]]
+name = "realtime"
+answers = 3
+gate_tasks = 4
 """
 
 
