@@ -100,9 +100,8 @@ class RL(Stage[RLConfig]):
             )
         (context.out / "checkpoint" / "trainer.pt").unlink(missing_ok=True)
         ledger = context.database.ledger(context.rl_run)
-        curves = read_metrics(
-            context.out / "metrics" / f"{context.name}.jsonl"
-        )  # those of an earlier attempt too
+        # With those of an earlier attempt at the stage.
+        curves = read_metrics(context.out / "metrics" / f"{context.name}.jsonl")
         return {
             "steps": result.steps,
             "samples_trained": int(sum(curves.series("trained_samples")[1])),
