@@ -104,6 +104,10 @@ class FirstLoop:
             body = json.loads(path.read_text(encoding="utf-8"))
             if body["format_version"] != FORMAT_VERSION or (body["arm"], body["seed"]) != (arm, seed):
                 raise ValueError("another format or arm")
+            parts = {"design": str, "stages": dict, "evaluations": list, "curves": list}
+            if strange := [name for name, kind in parts.items() if not isinstance(body[name], kind)]:
+                raise TypeError(f"{', '.join(strange)} is no such thing")
+            [float(stage["seconds"]) for stage in body["stages"].values()]
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(
                 f"{path} is no record: {error}", f"restore it, or add {_restart(arm, seed)} to make it again"
@@ -281,16 +285,15 @@ class FirstLoop:
 
     def _against_synchronous(self, records: Mapping[tuple[str, int], dict[str, Any]]) -> list[Figure]:
         """The pace of the asynchronous run against the better synchronous one, in as many seconds from the start: later
-        the policy solves more, so that fewer groups have a spread and count. Mean over seeds."""
+        runs take more turns, which is slower for either. Mean over seeds. Raises CorruptArtifact."""
         ratios, whole, paces = {}, {}, []
         for arm, seed in records:
             if arm != "rl_sync" or ("rl", seed) not in records:
                 continue
-            rl = read_metrics(self.curves_path("rl", seed) / "rl.jsonl")
-            curves = sorted(self.curves_path(arm, seed).glob("*.jsonl"))
-            best, span_s = max((pace(read_metrics(p)) for p in curves), key=lambda found: found[0] or 0.0)
-            same, all_of_it = pace(rl, span_s)[0], pace(rl)[0]
-            if best and same and all_of_it:
+            (rl,) = self._curves("rl", seed, records)
+            best, span_s = max(pace(curve) for curve in self._curves(arm, seed, records))
+            (same, _), (all_of_it, _) = pace(rl, span_s), pace(rl)
+            if best:
                 ratios[seed], whole[seed] = same / best, all_of_it / best
                 paces.append(best)
         if not ratios:
@@ -303,6 +306,25 @@ class FirstLoop:
             "note": f"{ratio.note}; the whole asynchronous run against the start of the synchronous one: {told}",
         }
         return [ratio.model_copy(update=peer)]
+
+    def _curves(
+        self, arm: str, seed: int, records: Mapping[tuple[str, int], dict[str, Any]]
+    ) -> list[Metrics]:
+        """The metrics kept of an arm. Raises CorruptArtifact when some are not there or not whole: without them a
+        figure would be another one."""
+        problems: list[str] = []
+        found = []
+        for name in records[arm, seed]["curves"]:
+            if name.endswith(".jsonl"):
+                path = self.curves_path(arm, seed) / name
+                curve = read_metrics(path, problems)
+                if problems or len(curve.series("rollouts_trained", x="t")[0]) == 0:
+                    told = "; ".join(problems) or "no step is in it"
+                    raise CorruptArtifact(
+                        f"{path} cannot be used ({told})", f"restore it, or add {_restart(arm, seed)}"
+                    )
+                found.append(curve)
+        return found
 
 
 def part_of(plan: Plan, wanted: Sequence[str]) -> Plan:
@@ -359,17 +381,17 @@ def _speed(stage: StageRun) -> dict[str, float]:
     metrics = read_metrics(path)
     # Busy shares are since the start: the last row speaks of the whole run.
     found = {name: metrics.last(name) for name in ("trainer_busy", "engine_busy", "env_busy")}
-    found["rollouts_per_s"] = pace(metrics)[0]
+    found["rollouts_per_s"] = pace(metrics)[0] or None
     return {name: value for name, value in found.items() if value is not None}
 
 
-def pace(metrics: Metrics, span_s: float = math.inf) -> tuple[float | None, float]:
-    """Rollouts trained on a second within ``span_s`` of the end of the first step (the start, with compilation and the
-    first batch, is no part of the pace), and the seconds that were looked at. None with fewer than two steps."""
+def pace(metrics: Metrics, span_s: float = math.inf) -> tuple[float, float]:
+    """Rollouts of finished groups a second within ``span_s`` of the end of the first step (the start, with compilation
+    and the first batch, is no part of the pace), and the seconds that were looked at; 0 with fewer than two steps."""
     times, trained = metrics.series("rollouts_trained", x="t")
     within = [(t, n) for t, n in zip(times, trained, strict=True) if t - times[0] <= span_s]
     if len(within) < 2:
-        return None, 0.0
+        return 0.0, 0.0
     (first, before), (last, after) = within[0], within[-1]
     return (after - before) / (last - first), last - first
 
@@ -467,6 +489,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.list:
             show(loop, seeds)
             return 0
+        if args.pool and (args.restart or not args.results.is_dir()):
+            raise ConfigError(
+                "--pool only reads what is recorded"
+                if args.restart
+                else f"there are no results in {args.results}",
+                "leave out --restart" if args.restart else "check --results",
+            )
+        if args.pool and (args.set or args.recipe != RECIPE):
+            for seed in seeds:
+                for arm in arms:
+                    loop.require_design(arm, seed)
         if not args.pool:
             _run(loop, arms, seeds, restart=args.restart, seeds_given=bool(args.seed))
         figures = loop.pool()

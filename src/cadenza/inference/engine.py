@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cadenza.core.errors import TrainingDiverged
 from cadenza.inference.cache import Tails
 from cadenza.inference.forward import Forward, Rows
 from cadenza.inference.requests import Completion, EngineConfig, Request
@@ -251,6 +252,11 @@ class Engine:
         temperature_B = torch.tensor([s.request.sampling.temperature for s in rows])  # type: ignore[union-attr]
         uniform_B = torch.tensor([s.uniform[len(s.ids)] for s in rows])  # type: ignore[index]
         ids_B, logprob_B = sample(logits_BV, temperature_B, uniform_B)
+        if not logprob_B.isfinite().all():
+            raise TrainingDiverged(
+                f"version {self.version} of the policy gives log-probabilities that are no numbers",
+                "go on from an earlier checkpoint, with a lower learning rate",
+            )
         self.counters["sampled"] += len(rows)
         for s, token, logprob in zip(rows, ids_B.tolist(), logprob_B.tolist(), strict=True):
             assert s.request is not None
