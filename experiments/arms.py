@@ -86,6 +86,23 @@ class Claim:
         """Every figure that can be computed from these records."""
         raise NotImplementedError
 
+    def curves_of(self, arm: str, seed: int, records: Records) -> list[Metrics]:
+        """The metrics kept of an arm. Raises CorruptArtifact when some are not there or not whole: without them a
+        figure would be another one."""
+        problems: list[str] = []
+        found = []
+        for name in records[arm, seed]["curves"]:
+            if name.endswith(".jsonl"):
+                path = self.curves_path(arm, seed) / name
+                curve = read_metrics(path, problems)
+                if problems or len(curve.series("rollouts_trained", x="t")[0]) == 0:
+                    told = "; ".join(problems) or "no step is in it"
+                    raise CorruptArtifact(
+                        f"{path} cannot be used ({told})", f"restore it, or add {_restart(arm, seed)}"
+                    )
+                found.append(curve)
+        return found
+
     def results_of(self, records: Records) -> Results:
         """The evaluations that were kept."""
         folder = self.results / self.name / "evaluations"
@@ -107,6 +124,10 @@ class Claim:
             body = json.loads(path.read_text(encoding="utf-8"))
             if body["format_version"] != FORMAT_VERSION or (body["arm"], body["seed"]) != (arm, seed):
                 raise ValueError("another format or arm")
+            parts = {"design": str, "stages": dict, "evaluations": list, "curves": list}
+            if strange := [name for name, kind in parts.items() if not isinstance(body[name], kind)]:
+                raise TypeError(f"{', '.join(strange)} is no such thing")
+            [float(stage["seconds"]) for stage in body["stages"].values()]
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(
                 f"{path} is no record: {error}", f"restore it, or add {_restart(arm, seed)} to make it again"
@@ -314,7 +335,7 @@ def _speed(stage: StageRun) -> dict[str, float]:
     metrics = read_metrics(path)
     # Busy shares are since the start: the last row speaks of the whole run.
     found = {name: metrics.last(name) for name in ("trainer_busy", "engine_busy", "env_busy")}
-    found["rollouts_per_s"] = pace(metrics)[0]
+    found["rollouts_per_s"] = pace(metrics)[0] or None
     (_, deltas), (_, full) = metrics.series("delta_bytes"), metrics.series("weights_bytes")
     if full:
         found["delta_vs_full"] = sum(deltas) / sum(full)
@@ -324,13 +345,13 @@ def _speed(stage: StageRun) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def pace(metrics: Metrics, span_s: float = math.inf) -> tuple[float | None, float]:
-    """Rollouts trained on a second within ``span_s`` of the end of the first step (the start, with compilation and the
-    first batch, is no part of the pace), and the seconds that were looked at. None with fewer than two steps."""
+def pace(metrics: Metrics, span_s: float = math.inf) -> tuple[float, float]:
+    """Rollouts of finished groups a second within ``span_s`` of the end of the first step (the start, with compilation
+    and the first batch, is no part of the pace), and the seconds that were looked at; 0 with fewer than two steps."""
     times, trained = metrics.series("rollouts_trained", x="t")
     within = [(t, n) for t, n in zip(times, trained, strict=True) if t - times[0] <= span_s]
     if len(within) < 2:
-        return None, 0.0
+        return 0.0, 0.0
     (first, before), (last, after) = within[0], within[-1]
     return (after - before) / (last - first), last - first
 
@@ -394,6 +415,17 @@ def main_of(claim: type[Claim], about: str, argv: Sequence[str] | None = None) -
         if args.list:
             show(made, seeds)
             return 0
+        if args.pool and (args.restart or not args.results.is_dir()):
+            raise ConfigError(
+                "--pool only reads what is recorded"
+                if args.restart
+                else f"there are no results in {args.results}",
+                "leave out --restart" if args.restart else "check --results",
+            )
+        if args.pool and (args.set or args.recipe != claim.recipe):
+            for seed in seeds:
+                for arm in arms:
+                    made.require_design(arm, seed)
         if not args.pool:
             asked = bool(args.only_arm or args.seed or args.set or args.recipe != claim.recipe)
             _run(made, arms, seeds, restart=args.restart, seeds_given=bool(args.seed), asked=asked)

@@ -21,7 +21,6 @@ from arms import Arm, Claim, Records, main_of, pace
 
 from cadenza.evaluation.comparison import VIEWS, View
 from cadenza.evaluation.figures import Figure, points
-from cadenza.evaluation.report_inputs import read_metrics
 from cadenza.evaluation.statistics import Estimate
 
 BUDGET_KEY = "sft_continued.budget_s"  # the wall time that RL took, so that both arms had the same
@@ -69,16 +68,15 @@ class FirstLoop(Claim):
 
     def _against_synchronous(self, records: Records) -> list[Figure]:
         """The pace of the asynchronous run against the better synchronous one, in as many seconds from the start: later
-        the policy solves more, so that fewer groups have a spread and count. Mean over seeds."""
+        runs take more turns, which is slower for either. Mean over seeds. Raises CorruptArtifact."""
         ratios, whole, paces = {}, {}, []
         for arm, seed in records:
             if arm != "rl_sync" or ("rl", seed) not in records:
                 continue
-            rl = read_metrics(self.curves_path("rl", seed) / "rl.jsonl")
-            curves = sorted(self.curves_path(arm, seed).glob("*.jsonl"))
-            best, span_s = max((pace(read_metrics(p)) for p in curves), key=lambda found: found[0] or 0.0)
-            same, all_of_it = pace(rl, span_s)[0], pace(rl)[0]
-            if best and same and all_of_it:
+            (rl,) = self.curves_of("rl", seed, records)
+            best, span_s = max(pace(curve) for curve in self.curves_of(arm, seed, records))
+            (same, _), (all_of_it, _) = pace(rl, span_s), pace(rl)
+            if best:
                 ratios[seed], whole[seed] = same / best, all_of_it / best
                 paces.append(best)
         if not ratios:

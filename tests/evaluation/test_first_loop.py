@@ -214,7 +214,7 @@ def test_a_whole_run_is_compared_with_the_start_of_another(driver):
     metrics = Metrics([{"t": 100.0 + t, "rollouts_trained": n} for t, n in (*fast, *slow)])
     assert driver.pace(metrics, 4.0) == (10.0, 4.0)
     assert driver.pace(metrics) == (84.0 / 44.0, 44.0)
-    assert driver.pace(Metrics(metrics.rows[:1])) == (None, 0.0)
+    assert driver.pace(Metrics(metrics.rows[:1])) == (0.0, 0.0)
 
 
 def test_a_later_version_of_the_recipe_spoils_what_was_shown(driver, place, capsys, tmp_path):
@@ -234,3 +234,45 @@ def test_a_later_version_of_the_recipe_spoils_what_was_shown(driver, place, caps
     assert [f.model_dump() for f in made.pool()] and (results / "first_loop.jsonl").read_text() == shown
     with pytest.raises(ConfigError, match="another configuration"):
         run(made, arms, made.seeds, restart=False, seeds_given=False, asked=True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda p: p.unlink(),
+        lambda p: p.write_text(""),
+        lambda p: p.write_text('{"x": 1}\n'),
+        lambda p: p.write_text("{"),
+    ],
+)
+@pytest.mark.parametrize("name", ["rl-seed0/rl.jsonl", "rl_sync-seed0/rl_sync_2x2.jsonl"])
+def test_a_curve_that_is_gone_gives_another_figure(driver, place, capsys, damage, name):
+    results, options = place
+    assert driver.main([*options, "--seed", "0"]) == 0
+    before = (results / "first_loop.jsonl").read_text()
+    damage(results / "first_loop" / name)
+    capsys.readouterr()
+    assert driver.main([*options, "--pool"]) == CorruptArtifact.exit_code
+    assert name.rsplit("/")[-1] in capsys.readouterr().err
+    assert (results / "first_loop.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "change", [{"stages": None}, {"stages": {"rl": {}}}, {"curves": "rl.jsonl"}, {"design": 1}]
+)
+def test_a_record_that_was_written_by_hand_is_a_stack_trace(driver, place, capsys, change):
+    results, options = place
+    assert driver.main([*options, "--only-arm", "prepare", "--seed", "0"]) == 0
+    path = results / "first_loop" / "prepare-seed0.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    for option in ("--list", "--pool"):
+        assert driver.main([*options, option]) == CorruptArtifact.exit_code
+    assert "is no record" in capsys.readouterr().err
+
+
+def test_options_that_pool_does_not_read_are_taken_without_a_word(driver, place, capsys, tmp_path):
+    _, options = place
+    assert driver.main([*options, "--only-arm", "prepare", "--seed", "0"]) == 0
+    for wrong in (["--restart"], ["--set", "eval.tasks=9"], ["--results", str(tmp_path / "none")]):
+        assert driver.main([*options, "--pool", *wrong]) == ConfigError.exit_code
+    assert capsys.readouterr().err.count("error: ") == 3

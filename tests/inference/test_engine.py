@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_made import VOCAB, engine, policy, request, run, whole_logprobs, whole_routes
 
+from cadenza.core.errors import TrainingDiverged
 from cadenza.inference.engine import Engine
 from cadenza.inference.forward import Rows
 from cadenza.model.digest import weights_digest
@@ -338,6 +339,14 @@ def test_weights_of_another_model_are_swapped_in():
     e.load({"embed_tokens.weight": torch.zeros(2, 2)}, 1)
     with pytest.raises(ValueError, match="another model"):
         e.step()
+
+
+def test_weights_that_are_no_numbers_answer_with_nothing_as_if_it_were_an_answer():
+    e = engine()
+    e.submit(request("a", [1, 2]))
+    e.load({name: torch.full_like(w, float("nan")) for name, w in policy(1).state_dict().items()}, 1)
+    with pytest.raises(TrainingDiverged, match="version 1 of the policy"):
+        run(e)
 
 
 def test_a_second_request_of_a_session_replaces_the_first():

@@ -120,6 +120,8 @@ DAMAGES = {
     "no expert": lambda d: damage_weights(d, lambda t: {k: v for k, v in t.items() if k != EXPERT}),
     "a shape": lambda d: damage_weights(d, lambda t: {**t, NORM: torch.ones(31)}),
     "an expert's shape": lambda d: damage_weights(d, lambda t: {**t, EXPERT: torch.ones(16, 31)}),
+    "no number": lambda d: damage_weights(d, lambda t: {**t, NORM: torch.full((32,), float("nan"))}),
+    "infinity": lambda d: damage_weights(d, lambda t: {**t, NORM: torch.full((32,), float("inf"))}),
     "a stranger": lambda d: damage_weights(d, lambda t: {**t, "model.extra.weight": torch.ones(2)}),
 }
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from world_made import CHAIN, Disk, Habits, Killed, MortalDatabase, Steps, World, tasks
 
-from cadenza.core.errors import CadenzaError, DeadlineExceeded, ServiceDied
+from cadenza.core.errors import CadenzaError, CorruptArtifact, DeadlineExceeded, ServiceDied
 from cadenza.core.rundb import RunDatabase
 from cadenza.orchestration.rl_run import RLRun, RunConfig, RunResult, Services
 
@@ -112,6 +112,19 @@ def test_some_setting_deadlocks_or_trains_a_prompt_twice(place, config, habits, 
     trial.check(world, result)
 
 
+def test_a_group_is_ordered_under_weights_that_its_own_step_finds_too_old(place):
+    """Weights take longer to swap than a step to make: found by the property above."""
+    config = RunConfig(
+        max_steps=3, max_seconds=1e9, group_size=1, groups_per_step=1, most_groups_per_step=1, groups_in_flight=1,
+        max_staleness=1, straggler_s=0.0, attempts=1, idle_deadline_s=1e9,
+    )  # fmt: skip
+    habits = Habits(finish=0.25, slow_share=0.0, fail_share=0.2, spread=0.0, step_share=0.1, load_share=0.1)
+    for seed in range(40):
+        trial = Trial(place, config, 3, habits)
+        world, _, result = trial.process(seed)
+        trial.check(world, result)
+
+
 @QUIET
 @given(
     config=SETTINGS,
@@ -145,6 +158,16 @@ def test_a_kill_between_checkpoint_and_ledger_trains_a_prompt_twice(place):
             trial.check(world, result)
             return
         trial.check(world, result)
+
+
+def test_a_lost_ledger_lets_prompts_be_trained_on_again(place):
+    config = RunConfig(max_steps=6, group_size=2, groups_per_step=1, groups_in_flight=2, max_seconds=1e9)
+    trial = Trial(place, config, 30, Habits(finish=1.0))
+    with pytest.raises(Killed):
+        trial.process(7, 60)
+    trial.database.rewind(trial.name, 0)
+    with pytest.raises(CorruptArtifact, match="cannot tell which prompts were trained on"):
+        trial.process(7)
 
 
 def test_on_policy_runs_use_up_their_prompts_before_the_first_step(place):

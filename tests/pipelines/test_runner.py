@@ -209,6 +209,24 @@ def test_an_input_made_elsewhere_that_has_changed_is_told(run, tmp_path):
         run_plan(plan, tmp_path / "runs" / "other")
 
 
+def test_a_stage_is_thrown_away_before_what_it_reads_was_found_whole(run):
+    outcome = run()
+    (victim,) = [p for p in (outcome.run_dir / "numbers").iterdir() if p.name != "manifest.json"]
+    victim.write_bytes(b"\0" + victim.read_bytes()[1:])
+    with pytest.raises(CorruptArtifact, match="was changed after it was written"):
+        run(restart_from="again")
+    assert (outcome.run_dir / "again").is_dir()
+
+
+@pytest.mark.parametrize("flags", [{"fresh": True}, {"restart_from": "numbers"}])
+def test_a_run_is_thrown_away_before_its_database_could_be_opened(run, flags):
+    outcome = run()
+    (outcome.run_dir.parent / "cadenza.db").write_bytes(b"no database" * 100)
+    with pytest.raises(CorruptArtifact, match="is not a readable run database"):
+        run(**flags)
+    assert all((outcome.run_dir / name).is_dir() for name in ("numbers", "sum", "counter", "again"))
+
+
 def test_two_processes_never_run_the_same_folder(run, tmp_path):
     import os
 

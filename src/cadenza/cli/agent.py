@@ -72,12 +72,12 @@ def agent(
         typer.echo(json.dumps({**facts, "patch": work.patch, "counters": work.result.counters}))
     else:
         typer.echo(work.patch, nl=False)
-        if not work.patch:
-            counters = work.result.counters
-            calls = sum(tool["calls"] for tool in counters["tools"].values())
-            ended = REASONS.get(work.result.finish_reason, work.result.finish_reason)
-            typer.echo(
-                f"the agent changed nothing: {counters['turns']} turns, {calls} tool calls, {ended}", err=True
-            )
+        counters = work.result.counters
+        calls = sum(tool["calls"] for tool in counters["tools"].values())
+        ended = REASONS.get(work.result.finish_reason, work.result.finish_reason)
+        changed = ", ".join(sorted(work.changes)) or "nothing"
+        typer.echo(
+            f"the agent changed {changed}: {counters['turns']} turns, {calls} tool calls, {ended}", err=True
+        )
     if refused is not None:
         raise refused

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cadenza.core.errors import TrainingDiverged
 from cadenza.inference.cache import Tails
 from cadenza.inference.forward import Forward, Rows
 from cadenza.inference.requests import Completion, EngineConfig, Request
@@ -267,6 +268,11 @@ class Engine:
         temperature = [s.request.sampling.temperature for _, s in sampling for _ in range(1 + len(s.draft))]  # type: ignore[union-attr]
         uniform = [s.uniform[len(s.ids) + k] for _, s in sampling for k in range(1 + len(s.draft))]  # type: ignore[index]
         ids_B, logprob_B = sample(logits_BV, torch.tensor(temperature), torch.tensor(uniform))
+        if not logprob_B.isfinite().all():
+            raise TrainingDiverged(
+                f"version {self.version} of the policy gives log-probabilities that are no numbers",
+                "go on from an earlier checkpoint, with a lower learning rate",
+            )
         ids, logprobs, at = ids_B.tolist(), logprob_B.tolist(), 0
         last: list[tuple[_Session, int]] = []  # with the place that the last token was drawn from
         for row, s in sampling:

@@ -209,7 +209,7 @@ def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> PolicyMod
 
     Raises:
         MissingArtifact: the directory, config.json or the weights are not there.
-        CorruptArtifact: they cannot be read, or names and shapes do not fit the configuration.
+        CorruptArtifact: they cannot be read, names and shapes do not fit the configuration, or some are no numbers.
     """
     for name in ("config.json", "model.safetensors"):
         if not (directory / name).is_file():
@@ -225,6 +225,9 @@ def load_model(directory: Path, dtype: torch.dtype = torch.float32) -> PolicyMod
     except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CorruptArtifact(f"the model in {directory} cannot be read ({reason})", mend) from error
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():  # it would answer with nothing, and that would count as not solved
+            raise CorruptArtifact(f"the model in {directory} has weights that are no numbers ({name})", mend)
     for parameter in model.parameters():  # not Module.to: the rotary tables stay in fp32
         parameter.data = parameter.data.to(dtype)
     return model

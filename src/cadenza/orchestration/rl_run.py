@@ -28,7 +28,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from cadenza.core.config import StrictConfig
-from cadenza.core.errors import CadenzaError, DeadlineExceeded, ResourceExhausted, ServiceDied
+from cadenza.core.errors import (
+    CadenzaError,
+    CorruptArtifact,
+    DeadlineExceeded,
+    ResourceExhausted,
+    ServiceDied,
+)
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.orchestration.curriculum import Curriculum, CurriculumConfig
 from cadenza.orchestration.environment import Order
@@ -193,6 +199,13 @@ class RLRun:
             self.version = self._call(self.services.trainer, "restore", str(self.checkpoints))
             self.database.rewind(self.rl_run, self.version)
             steps = self.database.steps(self.rl_run)
+            # A step is recorded before its checkpoint is written, so the ledger is never behind unless it was lost.
+            if self.version and (not steps or steps[-1].step < self.version):
+                raise CorruptArtifact(
+                    f"the checkpoint has made {self.version} steps, and the run database knows of "
+                    f"{steps[-1].step if steps else 0}: it cannot tell which prompts were trained on",
+                    "bring the run database back, or make the stage again with --restart-from",
+                )
             if steps:
                 self.curriculum.signals = dict(steps[-1].metrics.get("signals", {}))
                 self.elapsed_before = float(steps[-1].metrics.get("elapsed_s", 0.0))
@@ -208,10 +221,10 @@ class RLRun:
 
     def _feed(self) -> None:
         limit = self.config.groups_in_flight
-        if self.max_staleness == 0 and (
-            self.training is not None or self.loading is not None or self._enough()
-        ):
+        if not self.max_staleness and (self.training or self.loading or self._enough()):
             return  # what is ordered now would hold the next step back, and so on until no prompt is left
+        if self.version + (self.training is not None) - self.served > self.max_staleness:
+            return  # too stale before its step begins: the engine takes weights more slowly than the trainer makes them
         if self.config.synchronous:
             limit = self.config.groups_per_step - sum(g.spread() for g in self.ready)
         orders: list[Order] = []

@@ -113,11 +113,13 @@ def run_plan(
     if to_run:
         _check_room(plan, folder.path)
     with folder.lock(), ExitStack() as owned:
-        if fresh and folder.exists:
+        database = owned.enter_context(RunDatabase.open(folder.database))
+        if (
+            fresh and folder.exists
+        ):  # only now that the run can begin: a database that is damaged stops it before
             _clear(plan, folder, [stage.name for stage in plan.stages])
             (folder.path / "run.json").unlink()
         run_id = folder.identity()
-        database = owned.enter_context(RunDatabase.open(folder.database))
         telemetry = owned.enter_context(Telemetry(folder.metrics))
         owned.enter_context(_log_file(folder.log))
         run = _Run(plan, folder, run_id, database, telemetry, progress or Progress())
@@ -151,6 +153,15 @@ class _Run:
         self.verified: set[Path] = set()
 
     def forget(self, stages: list[str]) -> None:
+        """Removes what was made of these stages, once everything that they will read was found whole."""
+        for planned in self.plan.stages:
+            for role, source in planned.inputs.items() if planned.name in stages else ():
+                if not isinstance(source, str):
+                    path = require_input(planned.name, role, source)
+                    if (path / MANIFEST).is_file():
+                        verify(path)
+                elif source not in stages and self.folder.artifact(source).is_dir():
+                    self._verified(self.folder.artifact(source), source, deep=True)
         _clear(self.plan, self.folder, stages)
         for name in stages:
             self.database.forget_stage(self.run_id, name)
