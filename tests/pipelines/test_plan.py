@@ -47,6 +47,20 @@ def test_an_unknown_top_level_key_is_refused():
         plan(NUMBERS, sed=1)
 
 
+def test_a_seed_that_the_run_database_cannot_hold_passes_the_dry_run():
+    for seed in (-(2**63), 2**63 - 1):
+        assert [stage.seed for stage in plan(NUMBERS, {**SUM, "seed": seed}, seed=seed).stages] == [seed] * 2
+    for seed in (-(2**63) - 1, 2**63, 2**64, 10**400):
+        with pytest.raises(
+            ConfigError, match="key 'seed' = .* cannot be used: .* equal to -?92233720368547758"
+        ):
+            plan(NUMBERS, seed=seed)
+        with pytest.raises(
+            ConfigError, match=r"key 'numbers\.seed' = .* cannot be used: .* to 9223372036854775807"
+        ):
+            plan({**NUMBERS, "seed": seed})
+
+
 def test_the_digest_follows_configuration_seed_and_inputs_but_not_operational_keys():
     def digests(*stages, **top):
         return [stage.digest for stage in plan(*stages, **top).stages]

@@ -21,6 +21,8 @@ from cadenza.pipelines.stages import Stage
 
 # Keys of a [[stage]] table that belong to the runner; a Config's field of the same name keeps its default.
 RESERVED = ("name", "kind", "inputs", "seed")
+# Of a seed: what SQLite's INTEGER and torch's generators take, 64 bits with a sign.
+LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
 
 
 class Recipe(StrictConfig):
@@ -36,7 +38,7 @@ class Recipe(StrictConfig):
 
     name: str
     description: str = ""
-    seed: int = 0
+    seed: int = Field(default=0, ge=LEAST_SEED, le=MOST_SEED)
     needs_memory_gb: float = Field(default=0.0, ge=0)
     needs_disk_gb: float = Field(default=0.0, ge=0)
     stage: list[dict[str, Any]] = []
@@ -186,6 +188,11 @@ def _plan_stage(entry: dict[str, Any], seed: int, earlier: Sequence[PlannedStage
     stage_seed = entry.get("seed", seed)
     if not isinstance(stage_seed, int) or isinstance(stage_seed, bool):
         raise ConfigError(f"key '{name}.seed' = {stage_seed!r} is not a whole number", "correct the value")
+    if not LEAST_SEED <= stage_seed <= MOST_SEED:
+        raise ConfigError(
+            f"key '{name}.seed' = {stage_seed} cannot be used: it is not from {LEAST_SEED} to {MOST_SEED}",
+            "correct the value",
+        )
     inputs = _resolve_inputs(name, stage, entry.get("inputs", {}), earlier)
     digests = {planned.name: planned.digest for planned in earlier}
     identity = {
