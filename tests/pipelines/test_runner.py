@@ -262,7 +262,7 @@ def test_a_plan_imports_neither_torch_nor_sqlalchemy(command_environment):
     assert subprocess.run([sys.executable, "-c", code], env=command_environment, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "lock"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "lock", "recipe.toml"])
 def test_a_folder_where_a_file_belongs_is_reported_as_a_defect(run, name, capsys):
     from cadenza.cli.failures import report
 
@@ -272,7 +272,8 @@ def test_a_folder_where_a_file_belongs_is_reported_as_a_defect(run, name, capsys
     with pytest.raises((OSError, ConfigError)) as failure:
         run()
     assert report(failure.value) == 2
-    assert re.match("error: cannot use .*example.*: Is a directory; ", capsys.readouterr().err)
+    shown = "example as a run folder" if name == "lock" else f"example/{name}"
+    assert re.match(f"error: cannot use .*/{shown}: Is a directory; ", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", ["sum", "sum.partial"])

@@ -52,8 +52,9 @@ def unusable_path(error: BaseException | None) -> ConfigError | None:
     """The error for a user when a path cannot be used as it lies there: a folder where a file belongs or the other way
     round, no permission, a read-only disk. None for any other error, and for one that names no path."""
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
+        path = error.filename2 or error.filename  # of a rename the target: a user knows no temporary file
         return ConfigError(
-            f"cannot use {os.fsdecode(error.filename)}: {error.strerror}",
+            f"cannot use {os.fsdecode(path)}: {error.strerror}",
             "move away what lies there or set its permissions, and run the same command again",
         )
     return None
