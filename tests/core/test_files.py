@@ -8,6 +8,7 @@ import pytest
 
 from cadenza.core.errors import ConfigError, CorruptArtifact, MissingArtifact, ResourceExhausted
 from cadenza.core.files import (
+    copy_file,
     is_disk_full,
     read_json,
     require_folder,
@@ -79,6 +80,16 @@ def test_a_folder_in_the_way_of_a_file_is_told_as_a_hidden_temporary_file(tmp_pa
         write_bytes(tmp_path / "recipe.toml", b"new")
     told = unusable_path(failure.value)
     assert told is not None and told.cause == f"cannot use {tmp_path}/recipe.toml: Is a directory"
+
+
+def test_a_copy_vanishes_into_a_folder_of_its_name(tmp_path):
+    (tmp_path / "a").write_bytes(b"new")
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(ConfigError, match=r"report\.html is a folder where a file belongs; move it away"):
+        copy_file(tmp_path / "a", tmp_path / "report.html")
+    assert list((tmp_path / "report.html").iterdir()) == []
+    copy_file(tmp_path / "a", tmp_path / "new" / "a")
+    assert (tmp_path / "new" / "a").read_bytes() == b"new"
 
 
 def test_a_missing_folder_is_named_with_what_it_should_have_been(tmp_path):

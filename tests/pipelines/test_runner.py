@@ -340,6 +340,32 @@ def test_what_a_stage_put_beside_the_stages_outlives_it(run, monkeypatch):
     assert not copy.exists()
 
 
+def test_what_a_stage_put_beside_the_stages_stays_gone_when_somebody_removes_it(run, monkeypatch):
+    monkeypatch.setattr("example_stages.Sum.copies", ("sum.txt", "only of some configurations"))
+    arguments = {"numbers": {"count": 4}, "again": {"inputs": {"numbers": "numbers", "twice": "numbers"}}}
+    copy = run(**arguments).run_dir / "sum.txt"
+    assert copy.read_text() == "12"
+    copy.unlink()
+    assert len(skipped(run(**arguments))) == 4
+    assert copy.read_text() == "12"  # of the stage `again`, the later of two
+    copy.write_text("edited")
+    run(**arguments)
+    assert copy.read_text() == "edited"
+
+
+@pytest.mark.parametrize("flags", [{}, {"fresh": True}, {"restart_from": "counter"}])
+def test_a_folder_in_the_way_of_a_copy_is_found_when_the_stage_has_run(run, monkeypatch, flags):
+    outcome = run(only=("numbers", "counter"))
+    monkeypatch.setattr("example_stages.Counter.copies", ("place.txt",))
+    (outcome.run_dir / "place.txt").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"example/place\.txt is a folder where a file belongs; move it away"
+    ):
+        run(**flags)
+    assert (outcome.run_dir / "counter").is_dir() and not (outcome.run_dir / "sum").exists()
+    assert list((outcome.run_dir / "place.txt").iterdir()) == []
+
+
 def test_a_killed_or_deleted_run_is_shown_as_running(run, tmp_path):
     outcome = run()
     database_path = tmp_path / "runs" / "cadenza.db"

@@ -97,6 +97,27 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
             sync_folder(path.parent)
 
 
+def refuse_folder(path: Path) -> None:
+    """Raises ConfigError when a folder lies where a file is to be written."""
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder where a file belongs", "move it away and run the same command again"
+        )
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """``write_bytes`` of what ``source`` holds; makes the folder of ``target``.
+
+    Raises:
+        ConfigError: ``target`` is a folder, into which the copy would go unseen.
+        ResourceExhausted: disk full.
+    """
+    refuse_folder(target)
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(target, source.read_bytes())
+
+
 def write_json(path: Path, value: Any, durable: bool = True) -> None:
     """``write_bytes`` of readable JSON with a final newline."""
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(), durable)
