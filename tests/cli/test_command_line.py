@@ -274,10 +274,13 @@ def test_a_newcomer_cannot_see_which_recipes_there_are(cadenza, tmp_path):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "mine.toml").write_text('extends = "demo"\ndescription = "my own"\n')
     (tmp_path / "recipes" / "broken.toml").write_text("name = ")
+    (tmp_path / "recipes" / "fails.toml").write_text('[[stage]]\nname = "a"\nkind = "failing_stage:A"\n')
+    (tmp_path / "failing_stage.py").write_text("raise RuntimeError('no luck')\n")
     done = cadenza("train", "--list")
     told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert done.returncode == 0 and {"demo", "demo-quick", "demo-base"} <= set(told)
     assert told["mine"] == "my own" and told["broken"].startswith("cannot be used: ") and "base" not in told
+    assert told["fails"].endswith("failing_stage.py, line 1: RuntimeError: no luck")
 
 
 def test_a_dry_run_of_the_demo_stays_quick(tmp_path, command_environment):

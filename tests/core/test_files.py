@@ -8,10 +8,12 @@ import pytest
 
 from cadenza.core.errors import ConfigError, CorruptArtifact, MissingArtifact, ResourceExhausted
 from cadenza.core.files import (
+    copy_file,
     is_disk_full,
     read_json,
     require_folder,
     require_writable,
+    unusable_path,
     write_bytes,
     write_json,
 )
@@ -70,6 +72,24 @@ def test_a_place_that_cannot_be_written_is_found_when_the_work_is_done(tmp_path)
         require_writable(tmp_path / "file" / "x.json", "choose another")
     require_writable(tmp_path / "new" / "x.json", "choose another")
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_folder_in_the_way_of_a_file_is_told_as_a_hidden_temporary_file(tmp_path):
+    (tmp_path / "recipe.toml").mkdir()
+    with pytest.raises(IsADirectoryError) as failure:
+        write_bytes(tmp_path / "recipe.toml", b"new")
+    told = unusable_path(failure.value)
+    assert told is not None and told.cause == f"cannot use {tmp_path}/recipe.toml: Is a directory"
+
+
+def test_a_copy_vanishes_into_a_folder_of_its_name(tmp_path):
+    (tmp_path / "a").write_bytes(b"new")
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(ConfigError, match=r"report\.html is a folder where a file belongs; move it away"):
+        copy_file(tmp_path / "a", tmp_path / "report.html")
+    assert list((tmp_path / "report.html").iterdir()) == []
+    copy_file(tmp_path / "a", tmp_path / "new" / "a")
+    assert (tmp_path / "new" / "a").read_bytes() == b"new"
 
 
 def test_a_missing_folder_is_named_with_what_it_should_have_been(tmp_path):

@@ -94,6 +94,29 @@ def test_a_circle_of_extends_is_named(recipes):
         load_recipe("c", recipes(c='extends = "c"'))
 
 
+def test_a_path_in_extends_means_another_file_in_another_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "mine" / "parts").mkdir(parents=True)
+    (tmp_path / "mine" / "child.toml").write_text('extends = "./parts/parent.toml"\n')
+    (tmp_path / "mine" / "parts" / "parent.toml").write_text('extends = "../oldest.toml"\nfrom = "parent"\n')
+    (tmp_path / "mine" / "oldest.toml").write_text('oldest = "beside"\n')
+    (tmp_path / "oldest.toml").write_text('oldest = "of the working folder"\n')
+    for folder, name in (
+        ("mine", "./child.toml"),
+        ("", "mine/child.toml"),
+        ("", str(tmp_path / "mine/child.toml")),
+    ):
+        monkeypatch.chdir(tmp_path / folder)
+        table = load_recipe(name, [])
+        assert (table["name"], table["from"], table["oldest"]) == ("child", "parent", "beside")
+    (tmp_path / "mine" / "absolute.toml").write_text(f'extends = "{tmp_path}/oldest.toml"\n')
+    assert load_recipe("mine/absolute.toml", [])["oldest"] == "of the working folder"
+    (tmp_path / "mine" / "child.toml").write_text('extends = "./none"\n')
+    with pytest.raises(
+        ConfigError, match=r"no recipe file mine/none, which mine/child\.toml extends; check the path"
+    ):
+        load_recipe("mine/child.toml", [])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -1,6 +1,8 @@
 """The run database: nothing trained twice, nothing lost between processes, grouped commits, typed failures."""
 
 import multiprocessing
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -169,6 +171,51 @@ def test_a_database_that_cannot_be_opened_names_the_folder(tmp_path):
     (tmp_path / "cadenza.db").mkdir()
     with pytest.raises(ConfigError, match="cannot open the run database"):
         RunDatabase.open(tmp_path / "cadenza.db")
+
+
+def test_an_observer_changes_what_it_reads(tmp_path):
+    path = tmp_path / "100% of #1.db"  # what a URI would read as something else
+    with RunDatabase.open(path) as database, RunDatabase.observe(path) as observer:
+        database.event("r", "x", {"n": 1}, wait=True)
+        assert [event["data"] for event in observer.events("r")] == [{"n": 1}]
+        with pytest.raises(ConfigError, match="cannot open the run database .*readonly"):
+            observer.event("r", "y", {}, wait=True)
+        assert len(database.events("r")) == 1
+
+
+@pytest.mark.needs_root
+def test_runs_in_a_folder_that_cannot_be_written_are_hidden(tmp_path):
+    def read_only(flag):
+        subprocess.run(["mount", "-o", f"remount,{flag}", str(tmp_path)], check=True)
+
+    def kinds(location):
+        with RunDatabase.observe(location) as database:
+            return [event["kind"] for event in database.events("r")]
+
+    path = tmp_path / "cadenza.db"
+    killed = (
+        "import os, sys; from cadenza.core.rundb import RunDatabase; "
+        "RunDatabase.open(sys.argv[1]).event('r', 'unmerged', {}, wait=True); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(tmp_path)], check=True)
+    try:
+        with RunDatabase.open(path) as database:
+            database.event("r", "merged", {}, wait=True)
+        read_only("ro")
+        assert kinds(path) == kinds(f"sqlite:///{path}") == ["merged"]
+        read_only("rw")
+        subprocess.run([sys.executable, "-c", killed, str(path)], check=False)
+        read_only("ro")
+        assert kinds(path) == ["merged", "unmerged"]
+        read_only("rw")
+        path.with_name("cadenza.db-shm").unlink()
+        read_only("ro")
+        with pytest.raises(
+            ConfigError, match="newest writes of .*cadenza.db lie in cadenza.db-wal, .*; copy"
+        ):
+            kinds(path)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_the_writing_thread_starts_only_for_a_write(tmp_path):

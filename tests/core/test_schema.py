@@ -7,7 +7,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from cadenza.core.errors import ConfigError, CorruptArtifact
+from cadenza.core.errors import ConfigError, CorruptArtifact, MissingArtifact
 from cadenza.core.rundb import RunDatabase
 from cadenza.core.schema import MIGRATIONS, make_engine, migrate
 from cadenza.core.tables import SCHEMA_HEAD, metadata
@@ -61,9 +61,33 @@ def test_a_database_of_a_newer_cadenza_is_refused_and_left_alone(tmp_path):
     with pytest.raises(CorruptArtifact, match="has schema 9999, newer than this Cadenza") as failure:
         RunDatabase.open(path)
     assert "\n" not in str(failure.value)
+    with pytest.raises(CorruptArtifact, match="has schema 9999, newer than this Cadenza"):
+        RunDatabase.observe(path)
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar() == "9999"
     engine.dispose()
+
+
+def test_an_observer_migrates_or_makes_a_database(tmp_path, monkeypatch):
+    path = tmp_path / "cadenza.db"
+    RunDatabase.open(path).close()
+    before = path.read_bytes()
+    with monkeypatch.context() as later:  # as the next Cadenza with a migration will find it
+        later.setattr("cadenza.core.schema.SCHEMA_HEAD", "9999")
+        message = (
+            f"has schema {SCHEMA_HEAD}, older than this Cadenza .9999.; the next cadenza train in its folder"
+        )
+        with pytest.raises(CorruptArtifact, match=message) as failure:
+            RunDatabase.observe(path)
+    assert "\n" not in str(failure.value) and path.read_bytes() == before
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(MissingArtifact, match="is empty; start a run"):
+        RunDatabase.observe(tmp_path / "empty.db")
+    assert (tmp_path / "empty.db").stat().st_size == 0
+    for location in (tmp_path / "none.db", f"sqlite:///{tmp_path}/none.db"):
+        with pytest.raises(MissingArtifact, match="no run database at .*none.db; start a run"):
+            RunDatabase.observe(location)
+    assert not (tmp_path / "none.db").exists()
 
 
 def test_a_current_database_opens_without_loading_alembic(tmp_path, command_environment):

@@ -32,8 +32,11 @@ def model(tmp_path_factory) -> Path:
         vocab_size=tokenizer.vocab_size, d_model=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=16,
         n_experts=2, experts_per_token=1, d_expert=16, d_shared=16,
     )  # fmt: skip
+    model = PolicyModel(config)
+    for parameter in model.parameters():  # its memory is as it was found, and may hold no numbers
+        torch.nn.init.normal_(parameter, std=0.02)
     save_model(
-        PolicyModel(config),
+        model,
         folder,
         eos_token_id=tokenizer.id("<|end|>"),
         bos_token_id=tokenizer.id("<|bos|>"),

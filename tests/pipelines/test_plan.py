@@ -47,6 +47,20 @@ def test_an_unknown_top_level_key_is_refused():
         plan(NUMBERS, sed=1)
 
 
+def test_a_seed_that_the_run_database_cannot_hold_passes_the_dry_run():
+    for seed in (-(2**63), 2**63 - 1):
+        assert [stage.seed for stage in plan(NUMBERS, {**SUM, "seed": seed}, seed=seed).stages] == [seed] * 2
+    for seed in (-(2**63) - 1, 2**63, 2**64, 10**400):
+        with pytest.raises(
+            ConfigError, match="key 'seed' = .* cannot be used: .* equal to -?92233720368547758"
+        ):
+            plan(NUMBERS, seed=seed)
+        with pytest.raises(
+            ConfigError, match=r"key 'numbers\.seed' = .* cannot be used: .* to 9223372036854775807"
+        ):
+            plan({**NUMBERS, "seed": seed})
+
+
 def test_the_digest_follows_configuration_seed_and_inputs_but_not_operational_keys():
     def digests(*stages, **top):
         return [stage.digest for stage in plan(*stages, **top).stages]
@@ -156,3 +170,29 @@ def test_an_input_that_is_not_there_is_found_after_the_stages_before_it_have_run
         MissingArtifact, match=r"input 'numbers' of stage 'sum' is not at .*/nowhere; check the path"
     ):
         planned.require_inputs()
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "message"),
+    [
+        ("x = 1\nraise RuntimeError('no\\nluck')\n", "{module}.py, line 2", "RuntimeError: no luck"),
+        ("def f(:\n", "{module}.py, line 1", "SyntaxError: invalid syntax"),
+        ("from json import nothing_of_this\n", "{module}.py, line 1", "ImportError: cannot import name"),
+        ("import json\n\njson.loads('{')\n", "{module}.py, line 3", "JSONDecodeError: Expecting"),
+        ("import sys\nsys.exit()\n", "{module}.py, line 2", "SystemExit"),
+        ("x = 1\0\n", "", "null bytes"),
+    ],
+    ids=["raises", "syntax", "name", "call", "exit", "null"],
+)
+def test_a_module_of_the_users_that_fails_is_told_as_a_defect_of_cadenza(
+    source, place, message, tmp_path, monkeypatch, request
+):
+    module = f"failing_{request.node.callspec.id}"  # a name of its own: Python remembers modules
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as failure:
+        plan({"name": "a", "kind": f"{module}:A"})
+    assert f"module '{module}' of stage 'a' fails when it is imported" in failure.value.cause
+    assert place.format(module=tmp_path / module) in failure.value.cause and message in failure.value.cause
+    assert failure.value.mend == "correct the module, or name another in kind"
+    assert "\n" not in str(failure.value)

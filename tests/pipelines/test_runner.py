@@ -280,7 +280,7 @@ def test_a_plan_imports_neither_torch_nor_sqlalchemy(command_environment):
     assert subprocess.run([sys.executable, "-c", code], env=command_environment, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "lock"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "lock", "recipe.toml"])
 def test_a_folder_where_a_file_belongs_is_reported_as_a_defect(run, name, capsys):
     from cadenza.cli.failures import report
 
@@ -290,7 +290,8 @@ def test_a_folder_where_a_file_belongs_is_reported_as_a_defect(run, name, capsys
     with pytest.raises((OSError, ConfigError)) as failure:
         run()
     assert report(failure.value) == 2
-    assert re.match("error: cannot use .*example.*: Is a directory; ", capsys.readouterr().err)
+    shown = "example as a run folder" if name == "lock" else f"example/{name}"
+    assert re.match(f"error: cannot use .*/{shown}: Is a directory; ", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", ["sum", "sum.partial"])
@@ -355,6 +356,32 @@ def test_what_a_stage_put_beside_the_stages_outlives_it(run, monkeypatch):
     with pytest.raises(ServiceDied):
         run(restart_from="counter", counter={"stop_at": 1, "fault": "service"})
     assert not copy.exists()
+
+
+def test_what_a_stage_put_beside_the_stages_stays_gone_when_somebody_removes_it(run, monkeypatch):
+    monkeypatch.setattr("example_stages.Sum.copies", ("sum.txt", "only of some configurations"))
+    arguments = {"numbers": {"count": 4}, "again": {"inputs": {"numbers": "numbers", "twice": "numbers"}}}
+    copy = run(**arguments).run_dir / "sum.txt"
+    assert copy.read_text() == "12"
+    copy.unlink()
+    assert len(skipped(run(**arguments))) == 4
+    assert copy.read_text() == "12"  # of the stage `again`, the later of two
+    copy.write_text("edited")
+    run(**arguments)
+    assert copy.read_text() == "edited"
+
+
+@pytest.mark.parametrize("flags", [{}, {"fresh": True}, {"restart_from": "counter"}])
+def test_a_folder_in_the_way_of_a_copy_is_found_when_the_stage_has_run(run, monkeypatch, flags):
+    outcome = run(only=("numbers", "counter"))
+    monkeypatch.setattr("example_stages.Counter.copies", ("place.txt",))
+    (outcome.run_dir / "place.txt").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"example/place\.txt is a folder where a file belongs; move it away"
+    ):
+        run(**flags)
+    assert (outcome.run_dir / "counter").is_dir() and not (outcome.run_dir / "sum").exists()
+    assert list((outcome.run_dir / "place.txt").iterdir()) == []
 
 
 def test_a_killed_or_deleted_run_is_shown_as_running(run, tmp_path):

@@ -61,18 +61,12 @@ def file_digests(folder: Path, durable: bool = False) -> dict[str, tuple[int, st
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not path.is_file() or path == folder / MANIFEST:
             continue
-        digest = file_digest(path, durable)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if durable:
+                os.fsync(file.fileno())
         found[path.relative_to(folder).as_posix()] = (path.stat().st_size, digest)
     return found
-
-
-def file_digest(path: Path, durable: bool = False) -> str:
-    """sha256 of a file, in hexadecimal. ``durable``: also waits until the disk has it."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if durable:
-            os.fsync(file.fileno())
-    return digest
 
 
 def read_manifest(folder: Path) -> Manifest:

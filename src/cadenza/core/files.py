@@ -52,8 +52,9 @@ def unusable_path(error: BaseException | None) -> ConfigError | None:
     """The error for a user when a path cannot be used as it lies there: a folder where a file belongs or the other way
     round, no permission, a read-only disk. None for any other error, and for one that names no path."""
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename:
+        path = error.filename2 or error.filename  # of a rename the target: a user knows no temporary file
         return ConfigError(
-            f"cannot use {os.fsdecode(error.filename)}: {error.strerror}",
+            f"cannot use {os.fsdecode(path)}: {error.strerror}",
             "move away what lies there or set its permissions, and run the same command again",
         )
     return None
@@ -94,6 +95,27 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
             raise
         if durable:
             sync_folder(path.parent)
+
+
+def refuse_folder(path: Path) -> None:
+    """Raises ConfigError when a folder lies where a file is to be written."""
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder where a file belongs", "move it away and run the same command again"
+        )
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """``write_bytes`` of what ``source`` holds; makes the folder of ``target``.
+
+    Raises:
+        ConfigError: ``target`` is a folder, into which the copy would go unseen.
+        ResourceExhausted: disk full.
+    """
+    refuse_folder(target)
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(target, source.read_bytes())
 
 
 def write_json(path: Path, value: Any, durable: bool = True) -> None:

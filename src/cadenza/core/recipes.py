@@ -47,13 +47,8 @@ def load_recipe(name: str, folders: Sequence[Path], overrides: Sequence[str] = (
 
 def find_recipe(name: str, folders: Sequence[Path]) -> Path:
     """The file of a recipe named or given by path. Raises ConfigError naming the nearest known recipe."""
-    if name.endswith(".toml") or "/" in name:
-        path = Path(name).expanduser()
-        if path.is_file():
-            return path
-        raise ConfigError(
-            f"no recipe file {name}", "check the path; `cadenza train --list` shows the shipped ones"
-        )
+    if _is_path(name):
+        return _recipe_file(Path(name).expanduser(), name)
     for folder in folders:
         path = folder / f"{name}.toml"
         if path.is_file():
@@ -61,6 +56,18 @@ def find_recipe(name: str, folders: Sequence[Path]) -> Path:
     near = nearest(name, recipe_names(folders))
     mend = f"did you mean {near!r}?" if near else "`cadenza train --list` shows the shipped ones"
     raise ConfigError(f"unknown recipe {name!r}", mend)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".toml") or "/" in name
+
+
+def _recipe_file(path: Path, shown: Path | str) -> Path:
+    if path.is_file():
+        return path
+    raise ConfigError(
+        f"no recipe file {shown}", "check the path; `cadenza train --list` shows the shipped ones"
+    )
 
 
 def recipe_names(folders: Iterable[Path]) -> list[str]:
@@ -93,7 +100,11 @@ def _compose(path: Path, folders: Sequence[Path], seen: tuple[Path, ...]) -> dic
         return table
     if not isinstance(parent, str):
         raise ConfigError(f"extends in {path} is not a text", 'write extends = "NAME"')
-    found = find_recipe(parent, [path.parent, *folders])
+    if _is_path(parent):  # of the folder of the recipe that says it, wherever the command is given
+        beside = path.parent / Path(parent).expanduser()
+        found = _recipe_file(beside, f"{beside}, which {path} extends")
+    else:
+        found = find_recipe(parent, [path.parent, *folders])
     if found.resolve() == path.resolve():  # a user's demo.toml may extend the shipped demo
         others = [f for f in folders if f.resolve() != path.parent.resolve()]
         if parent not in recipe_names(others):

@@ -21,7 +21,7 @@ from sqlalchemy.exc import IntegrityError
 from cadenza.core import tables
 from cadenza.core.errors import CadenzaError, DeadlineExceeded, MissingArtifact
 from cadenza.core.grouped_writes import GroupedWriter
-from cadenza.core.schema import BUSY_S, database_errors, make_engine, migrate
+from cadenza.core.schema import BUSY_S, database_errors, make_engine, migrate, reading_url, require_current
 from cadenza.core.types import Policy
 
 WRITE_DEADLINE_S = 2 * BUSY_S
@@ -118,6 +118,28 @@ class RunDatabase:
             engine.dispose()
             raise
         return cls(engine, str(location), commit_interval_s)
+
+    @classmethod
+    def observe(cls, location: Path | str) -> RunDatabase:
+        """Opens for reading alone: creates and migrates nothing, and needs no right to write where a file lies.
+
+        Args:
+            location: as of ``open``.
+
+        Raises:
+            MissingArtifact: no database there, or an empty one.
+            CorruptArtifact: not a database, or one written by an older or newer Cadenza.
+            ConfigError: it cannot be opened.
+        """
+        text = str(location)
+        engine = make_engine(reading_url(text), read_only=True)
+        try:
+            with database_errors(text):
+                require_current(engine, text)
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine, text)
 
     def close(self) -> None:
         """Commits what was submitted and frees the connections."""

@@ -12,7 +12,7 @@ from cadenza.core.config import StrictConfig, unknown_key
 from cadenza.core.errors import CorruptArtifact
 from cadenza.core.extras import TRAIN
 from cadenza.core.files import read_json, write_json
-from cadenza.core.types import Rollout, Task
+from cadenza.core.types import Policy, Rollout, Task
 from cadenza.evaluation.evaluate import choose_temperature, evaluate, harness_digest
 from cadenza.evaluation.report_inputs import append_lines, trajectory_of
 from cadenza.evaluation.result import EvalResult
@@ -20,7 +20,6 @@ from cadenza.evaluation.suite import EvalLimits
 from cadenza.harness import Agent, demo_tools
 from cadenza.orchestration.placement import Placement
 from cadenza.orchestration.pool import RolloutPool
-from cadenza.pipelines.measure import policy_in
 from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.rollouts.trial import prompt_of
@@ -147,7 +146,7 @@ class _Runner:
         self, config: EvaluateConfig, context: StageContext, placement: Placement, name: str, model: Path
     ) -> None:
         self.config, self.context, self.placement = config, context, placement
-        self.name, self.model, self.policy = name, model, policy_in(model, name)
+        self.name, self.model = name, model
         self.agent = Agent(
             CompactRenderer(Tokenizer.load(model)), demo_tools(), config.services.environment.agent
         )
@@ -231,7 +230,7 @@ class _Runner:
                     append_lines(self.context.out / "trajectories.jsonl", [readable])
 
             return await evaluate(
-                trial, tasks, policy=self.policy, suite=suite,
+                trial, tasks, policy=Policy(self.name, 0, None, ""), suite=suite,
                 harness_digest=harness_digest(self.agent), samples=samples, temperature=temperature,
                 seed=self.context.seed, limits=self.config.limits, on_rollout=on_rollout,
             )  # fmt: skip

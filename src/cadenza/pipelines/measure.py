@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from cadenza.core.artifacts import file_digest, verify_if_artifact
+from cadenza.core.artifacts import verify_if_artifact
 from cadenza.core.progress import Progress
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.evaluation.evaluate import evaluate, harness_digest
@@ -54,7 +54,7 @@ def measure_model(
                     return await evaluate(
                         trial,
                         chosen,
-                        policy=policy_in(model, model.name),
+                        policy=Policy(model.name, 0, None, ""),
                         suite=tasks.name,
                         harness_digest=harness_digest(agent),
                         samples=samples,
@@ -65,11 +65,6 @@ def measure_model(
                     )
 
         return asyncio.run(run())
-
-
-def policy_in(model: Path, name: str) -> Policy:
-    """The policy whose weights lie in a model directory; its digest is that of the weights' file."""
-    return Policy(name, 0, None, file_digest(model / "model.safetensors")[:16])
 
 
 def figures_of(result: EvalResult) -> dict[str, Any]:

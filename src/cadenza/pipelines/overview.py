@@ -21,11 +21,12 @@ def list_runs(folder: Path, name: str | None = None) -> list[dict[str, Any]]:
 
     Raises:
         MissingArtifact: nothing was run there, or nothing with this name.
+        CorruptArtifact: the run database is none, or was written by an older or newer Cadenza.
     """
     location = database_of(folder)
     if isinstance(location, Path) and not location.is_file():
         raise MissingArtifact(f"no runs in {folder.absolute()}", "start one with: cadenza train demo-quick")
-    with RunDatabase.open(location) as database:
+    with RunDatabase.observe(location) as database:
         records = database.runs()
         chosen = [record for record in records if name is None or record.name == name]
         if name is not None and not chosen:

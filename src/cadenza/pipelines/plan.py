@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sysconfig
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -12,13 +14,15 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from cadenza.core.config import StrictConfig, canonical, digest_of, nearest, parse_config, unknown_key
-from cadenza.core.errors import ConfigError, MissingArtifact
+from cadenza.core.errors import CadenzaError, ConfigError, MissingArtifact
 from cadenza.core.extras import missing_extra
 from cadenza.core.recipes import load_recipe, to_toml
 from cadenza.pipelines.stages import Stage
 
 # Keys of a [[stage]] table that belong to the runner; a Config's field of the same name keeps its default.
 RESERVED = ("name", "kind", "inputs", "seed")
+# Of a seed: what SQLite's INTEGER and torch's generators take, 64 bits with a sign.
+LEAST_SEED, MOST_SEED = -(2**63), 2**63 - 1
 
 
 class Recipe(StrictConfig):
@@ -34,7 +38,7 @@ class Recipe(StrictConfig):
 
     name: str
     description: str = ""
-    seed: int = 0
+    seed: int = Field(default=0, ge=LEAST_SEED, le=MOST_SEED)
     needs_memory_gb: float = Field(default=0.0, ge=0)
     needs_disk_gb: float = Field(default=0.0, ge=0)
     stage: list[dict[str, Any]] = []
@@ -184,6 +188,11 @@ def _plan_stage(entry: dict[str, Any], seed: int, earlier: Sequence[PlannedStage
     stage_seed = entry.get("seed", seed)
     if not isinstance(stage_seed, int) or isinstance(stage_seed, bool):
         raise ConfigError(f"key '{name}.seed' = {stage_seed!r} is not a whole number", "correct the value")
+    if not LEAST_SEED <= stage_seed <= MOST_SEED:
+        raise ConfigError(
+            f"key '{name}.seed' = {stage_seed} cannot be used: it is not from {LEAST_SEED} to {MOST_SEED}",
+            "correct the value",
+        )
     inputs = _resolve_inputs(name, stage, entry.get("inputs", {}), earlier)
     digests = {planned.name: planned.digest for planned in earlier}
     identity = {
@@ -200,7 +209,11 @@ def _plan_stage(entry: dict[str, Any], seed: int, earlier: Sequence[PlannedStage
 
 
 def import_stage(kind: str, name: str) -> type[Stage[Any]]:
-    """The class at ``package.module:Class``. Raises ConfigError naming the stage when it cannot be had."""
+    """The class at ``package.module:Class``.
+
+    Raises:
+        ConfigError: it cannot be had, named by its stage; for a module of the user's that fails, with file and line.
+    """
     module_name, sign, class_name = kind.partition(":")
     if not sign or not class_name or not module_name or module_name.startswith("."):
         raise ConfigError(
@@ -213,6 +226,12 @@ def import_stage(kind: str, name: str) -> type[Stage[Any]]:
             f"kind {kind!r} of stage {name!r} cannot be imported: {error}",
             "check the path and that it is installed",
         ) from None
+    except CadenzaError:
+        raise
+    except (Exception, SystemExit) as error:  # SystemExit: a script that ends by sys.exit()
+        if module_name.partition(".")[0] == "cadenza":
+            raise  # one of ours that fails is a defect of ours
+        raise _failing_import(module_name, name, error) from None
     found = getattr(module, class_name, None)
     if found is None:
         raise unknown_key(f"{name}.kind: {kind}", class_name, _stage_names(module))
@@ -221,6 +240,32 @@ def import_stage(kind: str, name: str) -> type[Stage[Any]]:
             f"kind {kind!r} of stage {name!r} is no stage", "derive it from cadenza.pipelines.Stage"
         )
     return found
+
+
+def _failing_import(module: str, stage: str, error: BaseException) -> ConfigError:
+    """The error for a user whose own module cannot be executed: where it fails, and how."""
+    broken = isinstance(error, SyntaxError)
+    place = (error.filename, error.lineno) if broken and error.filename else _place(error)
+    where = f" at {place[0]}, line {place[1]}" if place is not None else ""
+    text = " ".join(str(error.msg if broken else error).split())  # one line, whatever the module raises
+    return ConfigError(
+        f"module {module!r} of stage {stage!r} fails when it is imported{where}: {type(error).__name__}"
+        + (f": {text}" if text else ""),
+        "correct the module, or name another in kind",
+    )
+
+
+def _place(error: BaseException) -> tuple[str, int] | None:
+    """The file and line where an import failed: the innermost that is neither of the importer nor of an installed
+    package, so that a wrong call of numpy is shown where the user wrote it."""
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith("<frozen ") and frame.f_code.co_filename != __file__
+    ]
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    own = [place for place in frames if not place[0].startswith(installed)]
+    return next(reversed(own or frames), None)
 
 
 def _stage_names(module: Any) -> list[str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-
 from cadenza.core.config import StrictConfig
-from cadenza.core.files import read_json
+from cadenza.core.files import copy_file, read_json
 from cadenza.evaluation.report import write_report
 from cadenza.evaluation.report_terminal import print_report
 from cadenza.pipelines.stages import Figures, Stage, StageContext
@@ -35,7 +33,7 @@ class Report(Stage[ReportConfig]):
         info = info.model_copy(update={"stages": own})
         report = write_report(context.run_dir, context.out, info)
         for name in self.copies:
-            shutil.copy2(context.out / name, context.run_dir / name)
+            copy_file(context.out / name, context.run_dir / name)
         console = context.progress.results()
         if console is not None:
             print_report(report, console, page=context.run_dir / "report.html")

@@ -30,7 +30,15 @@ from cadenza.core.errors import (
     ResourceExhausted,
 )
 from cadenza.core.extras import missing_extra, require_packages
-from cadenza.core.files import disk_full, is_disk_full, read_table, write_bytes, write_json
+from cadenza.core.files import (
+    copy_file,
+    disk_full,
+    is_disk_full,
+    read_table,
+    refuse_folder,
+    write_bytes,
+    write_json,
+)
 from cadenza.core.memory import is_out_of_memory, out_of_memory
 from cadenza.core.progress import Progress, clock
 from cadenza.core.rundb import RunDatabase, rl_run_id
@@ -92,7 +100,8 @@ def run_plan(
         restart_from: throw away this stage and those that read it, and make them again.
 
     Raises:
-        ConfigError: a finished or begun stage has another configuration, or another process runs this folder.
+        ConfigError: a finished or begun stage has another configuration, another process runs this folder, or a
+            folder lies where a stage puts a file.
         Interrupted: Ctrl-C or SIGTERM. ResourceExhausted: disk full. Any CadenzaError of a stage.
     """
     if not plan.stages:
@@ -106,6 +115,8 @@ def run_plan(
     if restart_from is not None:
         plan.stage_named(restart_from)
     plan.require_inputs()
+    for copy in (name for planned in plan.stages for name in planned.stage.copies):
+        refuse_folder(folder.path / copy)  # now, and not after hours of training
     again = fresh or restart_from is not None
     to_run = [stage for stage in plan.stages if again or not folder.artifact(stage.name).is_dir()]
     for planned in to_run:
@@ -180,6 +191,7 @@ class _Run:
             with _sigterm_interrupts():
                 for number, planned in enumerate(self.plan.stages):
                     outcome.stages.append(self._finished(planned, number) or self._run_stage(planned, number))
+                self._restore_copies()
         except (KeyboardInterrupt, Interrupted) as error:
             self._close_run("interrupted")
             if isinstance(error, Interrupted):
@@ -190,6 +202,15 @@ class _Run:
             raise
         self._close_run("finished")
         return outcome
+
+    def _restore_copies(self) -> None:
+        """Brings back what stages put into the run's folder and somebody removed. From the last stage on: where two
+        put the same name, the later one's is what lay there."""
+        for planned in reversed(self.plan.stages):
+            for name in planned.stage.copies:
+                source, target = self.folder.artifact(planned.name) / name, self.folder.path / name
+                if source.is_file() and not target.exists():
+                    copy_file(source, target)
 
     def _close_run(self, status: str) -> None:
         try:

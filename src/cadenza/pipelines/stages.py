@@ -42,7 +42,8 @@ class Stage(ABC, Generic[Settings]):
             ``inputs = { role = "stage" }`` says another stage, or a path to an artifact made elsewhere.
         optional_inputs: roles it reads when the recipe fills them; a recipe may map more roles only if
             ``open_inputs`` is true (for example an evaluation of any number of policies).
-        copies: files of its artifact that it also puts into the run's folder; they go when the artifact is thrown away.
+        copies: files of its artifact that it also puts into the run's folder; they go when the artifact is thrown away,
+            and the runner brings back those that are gone when every stage is finished.
         packages: what must be installed for ``run``; looked for before the first stage of a recipe runs.
         version: raise it when the same configuration would now make something else; finished work becomes stale.
         resumable: ``context.out`` keeps what an interrupted run left in it; otherwise it is always empty at start.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16
 REPORT_LIMIT = 64 << 20  # bytes of one test run's report
 WATCH_S = 0.1  # how often a running command's processes and memory are looked at
+DYING_S = 10.0  # that killed processes are waited for
 PAGE = resource.getpagesize()
 
 
@@ -189,7 +190,7 @@ class Runner:
         watch.killed = True
         if not self._reap(watch) and watch.rc is not None:
             return
-        for _ in range(5):
+        for _ in range(5 if self._elders else 0):
             young = self._alive() - self._elders
             for pid in young:
                 with contextlib.suppress(ProcessLookupError):
@@ -197,18 +198,19 @@ class Runner:
             if not young or not self._wait_gone(watch, young):
                 break
         else:
-            # They are born faster than they are named: one call that reaches all processes at once.
+            # None is to be spared, or they are born faster than they are named: one call reaches all at once, and none
+            # can be born meanwhile. Hundreds take their time to die where others want the processor.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
-            self._wait_gone(watch, self._alive())
+            self._wait_gone(watch, self._alive(), DYING_S)
         if watch.rc is None:
             self._wait_gone(watch, frozenset({watch.pid}))
 
-    def _wait_gone(self, watch: _Watch, pids: frozenset[int]) -> bool:
-        """Waits (1 s at most) for killed processes to go. True when new ones have appeared meanwhile."""
+    def _wait_gone(self, watch: _Watch, pids: frozenset[int], most_s: float = 1.0) -> bool:
+        """Waits for killed processes to go. True when new ones have appeared meanwhile."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + most_s
         while self._reap(watch) and time.monotonic() < deadline:
             alive = self._alive() - self._elders
             if not alive & pids and (watch.rc is not None or watch.pid not in pids):
