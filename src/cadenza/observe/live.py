@@ -45,7 +45,7 @@ def live_report(run_dir: Path, database: Path | str) -> Report:
             f"no run at {run_dir.absolute()}", "name the folder of a run, for example runs/demo"
         )
     run_id = str(read_table(identity, "restore it, or run the same command again")["id"])
-    with RunDatabase.open(database) as opened:
+    with RunDatabase.observe(database) as opened:
         run = opened.run(run_id)
         info = run_info(opened, run_id, run_dir.resolve().name, run.seed if run else 0)
         stages = opened.stages(run_id)
