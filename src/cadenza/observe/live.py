@@ -76,6 +76,7 @@ def _files(run_dir: Path, database: Path | str) -> list[Path]:
     if not run_dir.is_dir():
         return []
     found = [path for suffix in ("", "-wal") if (path := Path(f"{database}{suffix}")).is_file()]
+    found = [path for path in found if path.stat().st_size]  # an empty log is what a reader leaves
     for folder in [run_dir, *(p for p in run_dir.iterdir() if p.is_dir())]:
         found += [folder / name for name in FILES]
         for name in SHOWN:
