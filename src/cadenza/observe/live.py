@@ -68,6 +68,8 @@ def version_of(run_dir: Path, database: Path | str) -> str:
             stat = path.stat()
         except FileNotFoundError:  # renamed meanwhile, when a stage ended
             continue
+        if not stat.st_size:  # a reader of the database leaves an empty log beside it
+            continue
         h.update(f"{path}/{stat.st_size}/{stat.st_mtime_ns};".encode())
     return h.hexdigest()
 
@@ -76,7 +78,6 @@ def _files(run_dir: Path, database: Path | str) -> list[Path]:
     if not run_dir.is_dir():
         return []
     found = [path for suffix in ("", "-wal") if (path := Path(f"{database}{suffix}")).is_file()]
-    found = [path for path in found if path.stat().st_size]  # an empty log is what a reader leaves
     for folder in [run_dir, *(p for p in run_dir.iterdir() if p.is_dir())]:
         found += [folder / name for name in FILES]
         for name in SHOWN:
