@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,20 @@ def test_the_divergence_differs_from_its_definition_position_by_position():
                     kl = F.kl_div(head, trunk, log_target=True, reduction="sum")
                     wanted += float(batch.weight_BT[b, target] * kl) / 2
     assert got == pytest.approx(wanted, rel=1e-4)
+    assert not math.isclose(float(divergence(model, x, batch, 3)), got, rel_tol=1e-6)
+
+
+def test_an_estimate_of_the_divergence_is_biased_or_cannot_be_repeated():
+    model = grown()
+    with torch.no_grad():
+        whole, estimated = 0.0, 0.0
+        for seed in range(40):
+            (batch,) = microbatches(rows(seed), 10_000)
+            x, _ = model.hidden(batch.ids_BT)
+            whole += float(divergence(model, x, batch))
+            estimated += (one := float(divergence(model, x, batch, 4)))
+            assert one == float(divergence(model, x, batch, 4))
+    assert estimated == pytest.approx(whole, rel=0.05)
 
 
 def test_the_trunk_moves_while_only_heads_are_trained_or_they_learn_nothing():
