@@ -1,25 +1,26 @@
 """How far trainer and engine disagree about the same tokens, without and with router replay, under injected noise.
 
-    python benchmarks/router_replay.py MODEL ROLLOUTS [--turns 80] [--noise 0 0.01 0.03] [--json]
+    python benchmarks/router_replay.py RUN... [--model rl] [--rollouts demonstrations] [--noise 0.01 0 0.03] [--json]
 
-An engine samples the next turn of contexts from ROLLOUTS (``demonstrations.cdzr``). Its router weights carry noise of
-the given size, relative to their own spread: it stands for what other kernels, batch shapes or devices do to a router's
-input. The trainer then scores the same tokens with the clean weights: without replay, with all of the engine's routes,
-and with those it finds plausible. Reported is the 99th percentile of the absolute difference of log-probabilities.
+RUN is the folder of a run, one a seed. An engine samples the next turn of contexts from the rollouts of a stage
+(``demonstrations.cdzr``). Its router weights carry noise of the given size, relative to their own spread: it stands for
+what other kernels, batch shapes or devices do to a router's input. The trainer scores the same tokens with the clean
+weights: without replay, with all of the engine's routes, and with those it finds plausible. Reported is the 99th
+percentile of the absolute difference of log-probabilities, at the first noise; the others are in the note. With
+``--json`` it prints the figures of docs/results/router_replay.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from cadenza.core.machine import commit
 from cadenza.core.types import UNREAD
-from cadenza.evaluation.figures import machine
+from cadenza.evaluation.figures import Figure, line, mean_over_seeds, signed
 from cadenza.inference.engine import Engine
 from cadenza.inference.requests import EngineConfig, Request, Sampling
 from cadenza.model.hf import load_model
@@ -50,13 +51,11 @@ def noisy(model: PolicyModel, scale: float, seed: int) -> PolicyModel:
     return model
 
 
-def sampled(args: argparse.Namespace, noise: float) -> list[Sample]:
+def sampled(args: argparse.Namespace, model: Path, rollouts: Path, noise: float) -> list[Sample]:
     """What the engine samples at temperature 1, as the trainer would get it."""
-    stop = Tokenizer.load(args.model).id("<|end|>")
-    engine = Engine(
-        noisy(load_model(args.model), noise, args.seed), 0, EngineConfig(slots=16, dtype=args.dtype)
-    )
-    asked = dict(enumerate(contexts(args.rollouts, args.turns)))
+    stop = Tokenizer.load(model).id("<|end|>")
+    engine = Engine(noisy(load_model(model), noise, args.seed), 0, EngineConfig(slots=16, dtype=args.dtype))
+    asked = dict(enumerate(contexts(rollouts, args.turns)))
     for n, ids in asked.items():
         engine.submit(
             Request(str(n), tuple(ids), Sampling(max_tokens=MOST_TOKENS, stop_ids=(stop,)), args.seed + n)
@@ -85,42 +84,60 @@ def gaps(model: PolicyModel, samples: list[Sample], keep: float | None, bf16: bo
     return np.concatenate(found)
 
 
+def measure(args: argparse.Namespace, run: Path) -> dict[float, dict[str, float]]:
+    """By noise and kind of replay, the 99th percentile of the gap."""
+    model, bf16 = (
+        load_model(run / args.model),
+        args.dtype != "float32" and torch.cpu._is_avx512_bf16_supported(),
+    )
+    rollouts = run / args.rollouts / "demonstrations.cdzr"
+    found = {}
+    for noise in args.noise:
+        samples = sampled(args, run / args.model, rollouts, noise)
+        found[noise] = {
+            name: float(np.quantile(gaps(model, samples, keep, bf16), 0.99)) for name, keep in MODES.items()
+        }
+    return found
+
+
+def figures_of(found: dict[int, dict[float, dict[str, float]]], noises: list[float]) -> list[Figure]:
+    """``found``: by seed, noise and kind of replay."""
+    figures = []
+    for mode in MODES:
+        others = "; ".join(
+            f"noise {noise:g}: {sum(by[noise][mode] for by in found.values()) / len(found):.3g}"
+            for noise in noises[1:]
+        )
+        by_seed = {seed: by[noises[0]][mode] for seed, by in found.items()}
+        note = f"noise {noises[0]:g}" + (f"; {others}" if others else "")
+        figures.append(mean_over_seeds(f"replay_p99_{mode}", by_seed, "nats", better="lower", note=note))
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("rollouts", type=Path)
-    parser.add_argument("--turns", type=int, default=80)
-    parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 0.01, 0.03])
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("--model", default="rl", help="stage whose model is measured")
+    parser.add_argument(
+        "--rollouts", default="demonstrations", help="stage whose demonstrations give contexts"
+    )
+    parser.add_argument("--turns", type=int, default=200)
+    parser.add_argument("--noise", type=float, nargs="+", default=[0.01, 0.0, 0.03])
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    model = load_model(args.model)
-    bf16 = args.dtype != "float32" and torch.cpu._is_avx512_bf16_supported()
-    rows = []
-    for noise in args.noise:
-        samples = sampled(args, noise)
-        found = {name: gaps(model, samples, keep, bf16) for name, keep in MODES.items()}
-        rows.append(
-            {
-                "noise": noise,
-                "tokens": len(found["none"]),
-                "p99": {name: float(np.quantile(values, 0.99)) for name, values in found.items()},
-                "mean": {name: float(values.mean()) for name, values in found.items()},
-            }
+    found = {
+        int(tomllib.loads((run / "recipe.toml").read_text())["seed"]): measure(args, run) for run in args.runs
+    }
+    for figure in signed(figures_of(found, args.noise)):
+        print(
+            line(figure)
+            if args.json
+            else f"{figure.figure:22} {figure.value:.4f} {figure.unit}  ({figure.note})"
         )
-    result = {
-        "format_version": 1, "dtype": args.dtype, "seed": args.seed, "commit": commit(), "machine": machine(),
-        "rows": rows,
-    }  # fmt: skip
-    if args.json:
-        print(json.dumps(result, indent=1))
-        return
-    for row in rows:
-        told = ", ".join(f"{name} {value:.4f}" for name, value in row["p99"].items())
-        print(f"noise {row['noise']:g}: 99th percentile of the gap {told} ({row['tokens']} tokens)")
 
 
 if __name__ == "__main__":

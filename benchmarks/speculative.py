@@ -1,26 +1,26 @@
 """Speculative decoding with MTP heads against plain decoding: the same tokens, in how much less time.
 
-    python benchmarks/speculative.py MODEL ROLLOUTS [--turns 60] [--draft 2] [--json]
+    python benchmarks/speculative.py RUN... [--model rl] [--rollouts demonstrations] [--turns 60] [--draft 2] [--json]
 
-MODEL is a model directory with heads, ROLLOUTS a file of rollouts (``demonstrations.cdzr``) whose contexts are used:
-one session at a time, as a user is served, samples the next turn of each. Plain and speculative decoding take turns in
-one process; the ratio of their summed times is what to compare between machines. Where a token differs, the two
-candidates' logits are looked at in one pass over the whole context.
+RUN is the folder of a run, one a seed; MODEL the stage whose model has heads, ROLLOUTS the stage whose
+``demonstrations.cdzr`` gives the contexts: one session at a time, as a user is served, samples the next turn of each.
+Plain and speculative decoding take turns in one process; the ratio of their summed times is what to compare between
+machines. Where a token differs, the two candidates' logits are looked at in one pass over the whole context. With
+``--json`` it prints the figures of docs/results/speculative.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from cadenza.core.machine import commit
-from cadenza.evaluation.figures import machine
+from cadenza.evaluation.figures import Figure, line, mean_over_seeds, signed
 from cadenza.inference.engine import Engine, torch_dtype
 from cadenza.inference.requests import Completion, EngineConfig, Request, Sampling
 from cadenza.model.hf import load_model
@@ -80,19 +80,19 @@ def top_gap(model: torch.nn.Module, ids: list[int], place: int) -> float:
     return float(top[0] - top[1])
 
 
-def compare(args: argparse.Namespace, dtype: str, temperature: float) -> dict:
+def compare(args: argparse.Namespace, model: Path, rollouts: Path, dtype: str, temperature: float) -> dict:
     """Both ways on every turn, ``repeats`` times."""
-    turns = turns_of(args.rollouts, args.turns)
-    stop = Tokenizer.load(args.model).id("<|end|>")
+    turns = turns_of(rollouts, args.turns)
+    stop = Tokenizer.load(model).id("<|end|>")
     engines = {
         draft: Engine(
-            load_model(args.model),
+            load_model(model),
             0,
             EngineConfig(slots=1, dtype=dtype, draft_tokens=draft, draft_rows=1),  # type: ignore[arg-type]
         )
         for draft in (0, args.draft)
     }
-    checker = load_model(args.model, torch_dtype(dtype))
+    checker = load_model(model, torch_dtype(dtype))
     seconds: dict[int, list[float]] = {0: [], args.draft: []}
     mismatches, gaps, tokens = 0, [], 0
     for repeat in range(args.repeats + 1):
@@ -127,31 +127,82 @@ def compare(args: argparse.Namespace, dtype: str, temperature: float) -> dict:
     }
 
 
+SERVED = 0.6  # the temperature whose acceptance and speed are the figures
+
+
+def figures_of(found: dict[int, list[dict]]) -> list[Figure]:
+    """``found``: the rows of each seed's run."""
+    served = {
+        k: next(r for r in rows if r["dtype"] != "float32" and r["temperature"] == SERVED)
+        for k, rows in found.items()
+    }
+    others = {k: [r for r in rows if r is not served[k]] for k, rows in found.items()}
+
+    def told(key: str) -> str:
+        return "; ".join(
+            f"{r['dtype']} at {r['temperature']:g}: {sum(rs[i][key] for rs in others.values()) / len(others):.3g}"
+            for i, r in enumerate(next(iter(others.values())))
+        )
+
+    first = {k: r["accepted_by_position"] for k, r in served.items()}
+    later = ", ".join(
+        f"guess {i + 1}: {sum(shares[i] for shares in first.values()) / len(first):.3g}"
+        for i in range(1, len(next(iter(first.values()))))
+    )
+    exact = {k: [r for r in rows if r["dtype"] == "float32"] for k, rows in found.items()}
+    rough = {k: [r for r in rows if r["dtype"] != "float32"] for k, rows in found.items()}
+    turns = sum(r["turns"] for rows in exact.values() for r in rows)
+    what = f"{next(iter(served.values()))['dtype']}, temperature {SERVED:g}"
+    return [
+        mean_over_seeds(
+            "mtp_acceptance", {k: shares[0] for k, shares in first.items()}, "share",
+            note=f"first guess, {what}; {later}",
+        ),
+        mean_over_seeds(
+            "mtp_speedup", {k: r["speedup"] for k, r in served.items()}, "x", note=f"{what}; {told('speedup')}"
+        ).model_copy(update={"peer": "plain decoding, the same engine", "peer_value": 1.0}),
+        mean_over_seeds(
+            "mtp_mismatch_fp32", {k: sum(r["turns_that_differ"] for r in rows) for k, rows in exact.items()}, "turns",
+            better="lower", n=turns, note="turns that differ from plain decoding, at three temperatures",
+        ),
+        mean_over_seeds(
+            "mtp_mismatch_gap", {k: max(r["largest_gap_of_a_difference"] for r in rows) for k, rows in rough.items()},
+            "logits", better="lower", n=turns,
+            note="largest difference of the two likeliest logits where a token differs, "
+            f"{sum(r['turns_that_differ'] for rows in rough.values() for r in rows)} turns do",
+        ),
+    ]  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("rollouts", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("--model", default="rl", help="stage whose model is measured")
+    parser.add_argument(
+        "--rollouts", default="demonstrations", help="stage whose demonstrations give contexts"
+    )
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--draft", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [compare(args, dtype, t) for dtype in ("float32", "auto") for t in (0.0, 0.6, 1.0)]
-    result = {
-        "format_version": 1, "draft": args.draft, "repeats": args.repeats, "commit": commit(),
-        "machine": machine(), "rows": rows,
-    }  # fmt: skip
-    if args.json:
-        print(json.dumps(result, indent=1))
-        return
-    for row in rows:
-        shares = ", ".join(f"{share:.0%}" for share in row["accepted_by_position"])
+    found = {}
+    for run in args.runs:
+        rollouts = run / args.rollouts / "demonstrations.cdzr"
+        seed = int(tomllib.loads((run / "recipe.toml").read_text())["seed"])
+        found[seed] = [
+            compare(args, run / args.model, rollouts, dtype, t)
+            for dtype in ("float32", "auto")
+            for t in (0.0, SERVED, 1.0)
+        ]
+    for figure in signed(figures_of(found)):
         print(
-            f"{row['dtype']} at temperature {row['temperature']:g}: {row['speedup']:.2f} times as fast, guesses held "
-            f"{shares}; {row['turns_that_differ']} of {row['turns']} turns differ"
+            line(figure)
+            if args.json
+            else f"{figure.figure:20} {figure.value:g} {figure.unit}  ({figure.note})"
         )
 
 

@@ -15,12 +15,12 @@ Nothing here looks at held-out tasks before the arm `eval`, and temperatures are
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from arms import Arm, Claim, Records, main_of, pace
 
 from cadenza.evaluation.comparison import VIEWS, View
-from cadenza.evaluation.figures import Figure, points
+from cadenza.evaluation.figures import Figure, mean_over_seeds, points
 from cadenza.evaluation.statistics import Estimate
 
 BUDGET_KEY = "sft_continued.budget_s"  # the wall time that RL took, so that both arms had the same
@@ -81,7 +81,7 @@ class FirstLoop(Claim):
                 paces.append(best)
         if not ratios:
             return []
-        ratio = _average("async_vs_sync", ratios, "x")
+        ratio = mean_over_seeds("async_vs_sync", ratios, "x")
         told = ", ".join(f"{v:.3g}" for v in whole.values())
         peer = {
             "peer": "the same run, synchronous, best thread split, rollouts/s",
@@ -98,17 +98,8 @@ def _busy(records: Records) -> list[Figure]:
     for name in ("trainer_busy", "engine_busy", "env_busy"):
         values = {seed: stage[name] for seed, stage in rl.items() if name in stage}
         if values:
-            figures.append(_average(name, values, "share"))
+            figures.append(mean_over_seeds(name, values, "share"))
     return figures
-
-
-def _average(name: str, by_seed: Mapping[int, float], unit: str) -> Figure:
-    value = sum(by_seed.values()) / len(by_seed)
-    told = ", ".join(f"{v:.3g}" for v in by_seed.values())
-    return Figure(
-        figure=name, value=round(value, 4), unit=unit, better="higher", n=len(by_seed), seeds=tuple(by_seed),
-        note=f"by seed: {told}",
-    )  # fmt: skip
 
 
 def _note(name: str, change: Estimate, view: View) -> str:

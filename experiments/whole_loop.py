@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from arms import Arm, Claim, Records, main_of
 
-from cadenza.evaluation.figures import Figure, points
+from cadenza.evaluation.figures import Figure, mean_over_seeds, points
 from cadenza.evaluation.result import EvalResult
 from cadenza.evaluation.statistics import (
     Outcomes,
@@ -130,13 +130,7 @@ def _deltas(records: Records) -> list[Figure]:
     ):
         values = {k: stage[key] for k, stage in rl.items() if key in stage}
         if values:
-            mean = sum(values.values()) / len(values)
-            told = ", ".join(f"{v:.3g}" for v in values.values())
-            share = Figure(
-                figure=name, value=round(mean, 4), unit="share", better=better, n=len(values), seeds=tuple(values),
-                note=f"by seed: {told}",
-            )  # fmt: skip
-            figures.append(share)
+            figures.append(mean_over_seeds(name, values, "share", better=better))
     return figures
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,17 @@ def points(
     return Figure(
         figure=name, value=round(value, 3), unit="points", better=better, n=change.n_tasks,
         interval=(round(low, 3), round(high, 3)), seeds=tuple(seeds), note=note,
+    )  # fmt: skip
+
+
+def mean_over_seeds(
+    name: str, by_seed: Mapping[int, float], unit: str, *, better: str = "higher", note: str = "", n: int = 0
+) -> Figure:
+    """The mean of one number a seed, with each in the note. ``n``: of what was measured, the seeds where it is 0."""
+    told = f"by seed: {', '.join(f'{value:.3g}' for value in by_seed.values())}"
+    return Figure(
+        figure=name, value=float(f"{sum(by_seed.values()) / len(by_seed):.6g}"), unit=unit, better=better,
+        n=n or len(by_seed), seeds=tuple(by_seed), note=f"{told}; {note}" if note else told,
     )  # fmt: skip
 
 
