@@ -56,6 +56,7 @@ class StageRun:
     name: str
     folder: Path
     seconds: float
+    figures: dict[str, Any]
 
 
 class Claim:
@@ -176,7 +177,7 @@ class Claim:
             "arm": arm.name,
             "seed": seed,
             "design": self.design,
-            "stages": {s.name: {"seconds": s.seconds, **_speed(s)} for s in stages},
+            "stages": {s.name: {"seconds": s.seconds, "figures": s.figures, **_speed(s)} for s in stages},
             "evaluations": self._keep_evaluations(stages, seed) if arm.name == self.evaluated else [],
             "curves": keep_curves(stages, self.curves_path(arm.name, seed)),
             "machine": machine(),
@@ -226,7 +227,7 @@ class Claim:
             outcome = run_plan(part_of(plan, wanted), folder, make_progress())
         except (ConfigError, CorruptArtifact) as error:
             raise self._mended(error, plan, folder, seed) from error
-        return [StageRun(s.name, s.path, s.seconds) for s in outcome.stages if s.name in wanted]
+        return [StageRun(s.name, s.path, s.seconds, s.figures) for s in outcome.stages if s.name in wanted]
 
     def _require_artifacts(self, arm: Arm, plan: Plan, seed: int) -> None:
         """Raises ConfigError when a recorded arm's stages are no longer there: made again they would be other models

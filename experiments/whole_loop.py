@@ -43,13 +43,15 @@ class WholeLoop(Claim):
         Arm("rl_summary", ("rl_summary",), ("prepare",)),
         Arm("rl_sliding", ("rl_sliding",), ("prepare",)),
         Arm("rl_short", ("rl_short",), ("prepare",)),
+        Arm("realtime", ("realtime",), ("prepare", "rl_summary")),
         Arm("eval", ("eval_*",), ("prepare", "rl_summary", "rl_sliding", "rl_short")),
     )
 
     def figures(self, records: Records) -> list[Figure]:
         seeds = [k for (arm, k) in records if arm == self.evaluated]
         results = {k: self._by_policy(records, k) for k in seeds}
-        return [*_summaries(results), *_length(results), *_deltas(records)] if seeds else _deltas(records)
+        told = [*_deltas(records), *_stages(records)]
+        return [*_summaries(results), *_length(results), *told] if seeds else told
 
     def _by_policy(self, records: Records, seed: int) -> dict[tuple[str, str], EvalResult]:
         """Sampled results of one seed by policy and suite. Policies with summaries and with a sliding window have
@@ -131,6 +133,22 @@ def _deltas(records: Records) -> list[Figure]:
         values = {k: stage[key] for k, stage in rl.items() if key in stage}
         if values:
             figures.append(mean_over_seeds(name, values, "share", better=better))
+    return figures
+
+
+def _stages(records: Records) -> list[Figure]:
+    """What single stages have found out: perplexity far out in a row, and whether damaged weights were held back."""
+    long = {k: r["stages"]["long"]["figures"] for (arm, k), r in records.items() if arm == "prepare"}
+    rounds = {k: r["stages"]["realtime"]["figures"] for (arm, k), r in records.items() if arm == "realtime"}
+    figures = []
+    if long:
+        ratios = {k: f["perplexity_after_quarter4"] / f["perplexity_unstretched_quarter4"] for k, f in long.items()}
+        note = "perplexity in the last quarter of rows four times as long, after the phase against before"
+        figures.append(mean_over_seeds("longctx_perplexity_ratio", ratios, "x", better="lower", note=note))
+    if rounds:
+        both = {k: float(f["damaged_refused"] and f["damaged_rolled_back"]) for k, f in rounds.items()}
+        note = "refused by the gate, and taken back by the canary when it was let past"
+        figures.append(mean_over_seeds("bad_checkpoint_refused", both, "share", note=note))
     return figures
 
 

@@ -60,7 +60,7 @@ def test_heads_are_lost_moved_or_trained_on_another_trunk(tmp_path):
     assert long.config.rope_theta > load_model(folder / "cpt").config.rope_theta
     figures = {stage.name: stage.figures for stage in outcome.stages}
     assert 0.0 <= figures["mtp"]["agreement_2"] <= 1.0
-    for when in ("before", "after"):
+    for when in ("before", "after", "unstretched"):
         assert all(figures["long"][f"perplexity_{when}_quarter{i}"] > 1.0 for i in (1, 2, 3, 4))
     assert not (folder / "long" / "before.json").exists() and not (folder / "long" / "middle").exists()
 

@@ -35,7 +35,8 @@ class CptConfig(SourceTextConfig):
 
 class Cpt(Stage[CptConfig]):
     """Artifact: a model directory. Figures: perplexity of held-out source before and after, also by position in a row
-    (each in quarters of a row). Input ``heads``: a model of the same shape whose MTP heads are taken over."""
+    (each in quarters of a row); with ``stretch`` also that of the model as it came, read beyond the positions it knows
+    (``perplexity_unstretched``). Input ``heads``: a model of the same shape whose MTP heads are taken over."""
 
     Config = CptConfig
     packages = TRAIN
@@ -54,9 +55,9 @@ class Cpt(Stage[CptConfig]):
         model = self._starting_model(context)
         batches, held = source_text(config, tokenizer, seed)
 
-        def perplexities() -> list[float]:
-            quarters = nll_by_position(model, held, max(1, config.row_length // 4), use_bf16())
-            return [math.exp(nll) for nll in (mean_nll(model, held, use_bf16()), *quarters[:4])]
+        def perplexities(of: PolicyModel) -> list[float]:
+            quarters = nll_by_position(of, held, max(1, config.row_length // 4), use_bf16())
+            return [math.exp(nll) for nll in (mean_nll(of, held, use_bf16()), *quarters[:4])]
 
         loss = JointLoss(config.mtp_weight) if len(model.mtp) and config.mtp_weight else next_token_loss
         run = LMRun(
@@ -64,7 +65,10 @@ class Cpt(Stage[CptConfig]):
         )
         before = context.out / "before.json"
         if not before.is_file():
-            write_json(before, perplexities())
+            found = {"before": perplexities(model)}
+            if config.stretch > 1.0:
+                found["unstretched"] = perplexities(self._starting_model(context, stretched=False))
+            write_json(before, found)
         middle = round(config.steps * config.keep_middle)
 
         def on_step(step: int) -> None:
@@ -72,18 +76,18 @@ class Cpt(Stage[CptConfig]):
                 save_with_tokenizer(model, tokenizer, context.out / "middle")
 
         seconds = run.run(
-            config.evaluate_every, lambda _: {"heldout_perplexity": perplexities()[0]}, on_step=on_step
+            config.evaluate_every, lambda _: {"heldout_perplexity": perplexities(model)[0]}, on_step=on_step
         )
         save_with_tokenizer(model, tokenizer, context.out)
         run.finish()
         figures: Figures = {"tokens": run.tokens, "seconds": seconds, "row_length": config.row_length}
-        for when, values in (("before", read_json(before)), ("after", perplexities())):
+        for when, values in {**read_json(before), "after": perplexities(model)}.items():
             figures[f"perplexity_{when}"] = values[0]
             figures |= {f"perplexity_{when}_quarter{i}": value for i, value in enumerate(values[1:], 1)}
         before.unlink()
         return figures
 
-    def _starting_model(self, context: StageContext) -> PolicyModel:
+    def _starting_model(self, context: StageContext, stretched: bool = True) -> PolicyModel:
         from cadenza.model.hf import load_model, take_heads, with_longer_context
 
         model = load_model(context.input("base"))
@@ -91,7 +95,6 @@ class Cpt(Stage[CptConfig]):
             model = take_heads(model, load_model(context.input("heads")))
         c = model.config
         if self.config.stretch > 1.0 or self.config.row_length > c.max_positions:
-            model = with_longer_context(
-                model, max(c.max_positions, self.config.row_length), self.config.stretch
-            )
+            factor = self.config.stretch if stretched else 1.0
+            model = with_longer_context(model, max(c.max_positions, self.config.row_length), factor)
         return model
