@@ -46,13 +46,14 @@ DAMAGED = "damaged"
 
 class RealtimeConfig(StrictConfig):
     """``split``: what users ask for, without the tasks that the RL stage ``after`` has drawn ("": all of it); the first
-    ``answers`` of them are learned from, the rest is for the canaries.
+    ``answers`` of them are learned from, as many as ``canary_tasks`` after them are what the canaries are asked.
     ``gate_split``: what the gate measures on, ``gate_tasks`` of it with ``gate_samples`` each. ``steps``: optimizer
     steps on the answers. ``damage``: of the drills' weights: noise relative to each tensor's spread (0: no drills)."""
 
     split: str = "train"
     after: str = "rl"
     answers: int = Field(default=96, gt=0)
+    canary_tasks: int = Field(default=240, gt=0)
     traffic: TrafficConfig = TrafficConfig()
     rewards: FeedbackRewards = FeedbackRewards()
     steps: int = Field(default=2, gt=0)
@@ -93,7 +94,7 @@ class _Round:
 
     def __init__(self, config: RealtimeConfig, context: StageContext, tasks: list[Task]) -> None:
         self.config, self.context = config, context
-        self.asked, self.later = tasks[: config.answers], tasks[config.answers :]
+        self.asked, self.later = tasks[: config.answers], tasks[config.answers :][: config.canary_tasks]
         self.model = context.input("model")
         self.run_key = context.rl_run
         self.figures: Figures = {}
