@@ -96,10 +96,10 @@ class Production:
     async def canary(
         self, serving: Server, candidate: Server, tasks: Sequence[Task], config: CanaryConfig, salt: str
     ) -> Canary:
-        """Users ask one after another, in small groups, and meet the policy of their arm until the canary decides, or
+        """Users ask in groups of ``concurrency`` and meet the policy of their arm until the canary decides, or
         there are no more: then what was not shown to be worse is not deployed either, and ``state`` is watching."""
         canary = Canary(config, salt)
-        step = max(1, self.config.concurrency // 4)
+        step = self.config.concurrency
         for start in range(0, len(tasks), step):
             asking = enumerate(tasks[start : start + step], start)
             met = [self._meet(canary, serving, candidate, task, number) for number, task in asking]
