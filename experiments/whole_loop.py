@@ -142,7 +142,9 @@ def _stages(records: Records) -> list[Figure]:
     rounds = {k: r["stages"]["realtime"]["figures"] for (arm, k), r in records.items() if arm == "realtime"}
     figures = []
     if long:
-        ratios = {k: f["perplexity_after_quarter4"] / f["perplexity_unstretched_quarter4"] for k, f in long.items()}
+        ratios = {
+            k: f["perplexity_after_quarter4"] / f["perplexity_unstretched_quarter4"] for k, f in long.items()
+        }
         note = "perplexity in the last quarter of rows four times as long, after the phase against before"
         figures.append(mean_over_seeds("longctx_perplexity_ratio", ratios, "x", better="lower", note=note))
     if rounds:
