@@ -31,8 +31,9 @@ class GivesUp:
     async def sample(self, new_ids, sampling) -> Sampled:
         return Sampled(self._ids, [0.0] * len(self._ids), [0] * len(self._ids), "stop")
 
-    def close(self) -> None:
-        pass
+    def renew(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @pytest.mark.needs_namespaces

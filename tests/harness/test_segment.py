@@ -31,8 +31,8 @@ def test_routes_belong_to_other_ids_or_are_made_up_where_the_engine_read_none():
     builder.add_given([6], [3])
     builder.add_sampled(turn([7, 8], routes(4, 3)), [1, 1])
     found = build(builder).routes_TLK
-    assert found.shape == (8, 2, 3) and found.dtype == np.uint8
-    assert found[:7, 0, 0].tolist() == list(range(7)) and (found[7] == UNREAD).all()
+    assert found.shape == (8, 2, 3) and found.dtype == np.uint8  # pyright: ignore[reportOptionalMemberAccess]
+    assert found[:7, 0, 0].tolist() == list(range(7)) and (found[7] == UNREAD).all()  # pyright: ignore[reportOptionalSubscript]
 
 
 def test_an_engine_without_routes_gives_some():

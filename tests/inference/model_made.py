@@ -66,15 +66,15 @@ def whole_routes(model: PolicyModel, ids: list[int]) -> np.ndarray:
     """(T, L, J): the experts of each token in each layer."""
     found: list[torch.Tensor] = []
     hooks = [
-        layer.post_attention_layernorm.register_forward_hook(
-            lambda _m, _i, out, mlp=layer.mlp: found.append(mlp.route(out.view(-1, out.shape[-1]))[2])
+        layer.post_attention_layernorm.register_forward_hook(  # pyright: ignore[reportAttributeAccessIssue]
+            lambda _m, _i, out, mlp=layer.mlp: found.append(mlp.route(out.view(-1, out.shape[-1]))[2])  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
         )
         for layer in model.layers
     ]
     x = model.embed_tokens(torch.tensor([ids]))
     cos, sin = model.cos[: len(ids)].unsqueeze(0), model.sin[: len(ids)].unsqueeze(0)
     for layer in model.layers:
-        x, _ = layer.composed(x, cos, sin)
+        x, _ = layer.composed(x, cos, sin)  # pyright: ignore[reportCallIssue]
     for hook in hooks:
         hook.remove()
     return torch.stack(found, 1).numpy()

@@ -85,7 +85,7 @@ def test_any_number_of_guesses_that_hold_leaves_another_state(seed, tokens, shar
     plain, guessing = make(0), make(4)
     oracle = Oracle(seed, share, tokens)
     assert guessing.drafter is not None
-    guessing.drafter.guess = oracle.guess
+    guessing.drafter.guess = oracle.guess  # pyright: ignore[reportAttributeAccessIssue]
     for turn, (ids, most) in enumerate((([5, 6, 7], 30), ([8, 9], 20))):
         asked = request("s", ids, max_tokens=most, seed=seed + turn, stop=stops)
         plain.submit(asked)
@@ -103,7 +103,7 @@ def test_guesses_that_all_hold_save_no_pass():
     plain.submit(request("s", [1, 2, 3], max_tokens=40, temperature=0.0))
     said = run(plain)["s"].ids
     e = engine(model=policy(1, mtp_heads=3), draft_tokens=3)
-    e.drafter.guess = lambda _s, _l, _t, u: [list(said[39 - len(u[0]) :][:3])[: len(u[0])]]
+    e.drafter.guess = lambda _s, _l, _t, u: [list(said[39 - len(u[0]) :][:3])[: len(u[0])]]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     e.submit(request("s", [1, 2, 3], max_tokens=40, temperature=0.0))
     assert run(e)["s"].ids == said
     assert e.counters["steps"] <= plain.counters["steps"] / 3 and e.counters["sampled"] == 40
@@ -140,7 +140,7 @@ def test_new_weights_reach_the_heads_or_not():
     plain = engine(model=policy(9, mtp_heads=1))
     plain.submit(request("s", [1, 2], max_tokens=8))
     assert done.ids == run(plain)["s"].ids
-    assert torch.equal(e.model.mtp[0].join.weight, other["mtp.0.join.weight"])
+    assert torch.equal(e.model.mtp[0].join.weight, other["mtp.0.join.weight"])  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(

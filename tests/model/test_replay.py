@@ -39,7 +39,7 @@ def routes_of(model: PolicyModel, ids: torch.Tensor, replay: Replay | None = Non
         found.append(out[2])
         return out
 
-    MoE.choose = choose
+    MoE.choose = choose  # pyright: ignore[reportAttributeAccessIssue]
     try:
         with torch.no_grad():
             model.hidden(ids, replay)
@@ -70,7 +70,7 @@ def test_pure_replay_uses_other_experts_or_starves_the_router():
     assert torch.equal(used.sort(-1).values, routes.sort(-1).values)
     model.hidden(IDS, replay)[0].square().sum().backward()
     for layer in model.layers:
-        assert layer.mlp.gate.weight.grad.abs().sum() > 0
+        assert layer.mlp.gate.weight.grad.abs().sum() > 0  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue, reportOptionalMemberAccess]
 
 
 @settings(max_examples=80, deadline=None)
@@ -102,7 +102,7 @@ def test_the_fused_block_replays_otherwise_than_its_definition():
     x = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(1))
     for i, layer in enumerate(model.layers):
         a, _ = layer(x, cos, sin, replay.of_layer(i))
-        b, _ = layer.composed(x, cos, sin, replay.of_layer(i))
+        b, _ = layer.composed(x, cos, sin, replay.of_layer(i))  # pyright: ignore[reportCallIssue]
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -112,8 +112,8 @@ def test_noise_that_moves_the_router_moves_the_log_probabilities_although_routes
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for layer in noisy.layers:
-            gate = layer.mlp.gate.weight
-            gate.add_(torch.randn(gate.shape, generator=generator) * 0.02)
+            gate = layer.mlp.gate.weight  # pyright: ignore[reportAttributeAccessIssue]
+            gate.add_(torch.randn(gate.shape, generator=generator) * 0.02)  # pyright: ignore[reportArgumentType, reportCallIssue]
     ids = torch.randint(0, 37, (8, 128), generator=generator)
     routes = routes_of(noisy, ids)
 

@@ -66,7 +66,7 @@ def production(tmp_path, monkeypatch):
     def spawn(model: Path):
         return f"engine of {model}", Pool(float(model.name))
 
-    return Production(placement, spawn, FeedbackLog(tmp_path / "feedback.jsonl"), TrafficConfig(), 5)
+    return Production(placement, spawn, FeedbackLog(tmp_path / "feedback.jsonl"), TrafficConfig(), 5)  # pyright: ignore[reportArgumentType]
 
 
 def up(production: Production, name: str, version: int, share: str):
@@ -109,8 +109,8 @@ def test_the_canary_shows_the_candidate_to_all_or_goes_on_after_it_has_decided(p
 
     canary, old, new = asyncio.run(go())
     assert canary.state == state and canary.reason
-    assert len(old.asked) + len(new.asked) < 300
-    users = [{user_of(task, TrafficConfig().users) for task in pool.asked} for pool in (old, new)]
+    assert len(old.asked) + len(new.asked) < 300  # pyright: ignore[reportAttributeAccessIssue]
+    users = [{user_of(task, TrafficConfig().users) for task in pool.asked} for pool in (old, new)]  # pyright: ignore[reportAttributeAccessIssue]
     assert users[0] and users[1] and not users[0] & users[1]
     events = production.log.read()
     assert {e.policy.propensity for e in events} == {0.5}

@@ -36,6 +36,8 @@ class Script:
         ids = self.renderer.render_action(call)
         return Sampled(ids, [-0.1] * len(ids), [0] * len(ids), "stop")
 
+    def renew(self) -> None: ...
+
     def close(self) -> None:
         self.closed = True
 

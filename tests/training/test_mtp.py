@@ -94,8 +94,8 @@ def test_the_joint_loss_shows_another_next_token_loss_or_leaves_the_trunk_out():
     assert joint.shown == pytest.approx(plain.shown, rel=1e-6)
     assert float(joint.total.detach()) > float(plain.total.detach())
     (joint.total - plain.total).backward()
-    assert model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0  # through the states, not the teacher
-    assert model.mtp[1].join.weight.grad.abs().sum() > 0
+    assert model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0  # through the states, not the teacher  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue, reportOptionalMemberAccess]
+    assert model.mtp[1].join.weight.grad.abs().sum() > 0  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue, reportOptionalMemberAccess]
 
 
 def test_agreement_is_not_that_of_greedy_tokens():
@@ -107,8 +107,8 @@ def test_agreement_is_not_that_of_greedy_tokens():
         for (
             head
         ) in model.mtp:  # a head that hands on the trunk's state agrees wherever the next token repeats
-            head.join.weight.zero_()
-            head.ffn_out.weight.zero_()
+            head.join.weight.zero_()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+            head.ffn_out.weight.zero_()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     x, _ = model.hidden(batches[0].ids_BT)
     own = model.logits(x).argmax(-1)
     counted = batches[0].weight_BT[:, 2:] > 0

@@ -351,7 +351,7 @@ def test_replayed_routes_are_those_of_another_sample_or_of_padding():
         keep = int(s.sampled_T[:cut].sum())
         segments[i] = dataclasses.replace(
             s, ids_T=s.ids_T[:cut], sampled_T=s.sampled_T[:cut], token_kind_T=s.token_kind_T[:cut],
-            logprob_S=s.logprob_S[:keep], version_S=s.version_S[:keep], routes_TLK=s.routes_TLK[:cut],
+            logprob_S=s.logprob_S[:keep], version_S=s.version_S[:keep], routes_TLK=s.routes_TLK[:cut],  # pyright: ignore[reportOptionalSubscript]
         )  # fmt: skip
     samples = [sample(s, 1.0) for s in segments]
     together = gradient(model, Batch(samples, 3), config)
@@ -366,9 +366,9 @@ def test_a_token_without_routes_is_trained_with_replay(spoil):
     if spoil == "none":
         made.routes_TLK = None
     elif spoil == "short":
-        made.routes_TLK = made.routes_TLK[:3]
+        made.routes_TLK = made.routes_TLK[:3]  # pyright: ignore[reportOptionalSubscript]
     else:
-        made.routes_TLK[int(np.flatnonzero(made.sampled_T)[-1]) - 1] = UNREAD
+        made.routes_TLK[int(np.flatnonzero(made.sampled_T)[-1]) - 1] = UNREAD  # pyright: ignore[reportOptionalSubscript]
     config = CONFIG.model_copy(update={"router_replay": "filtered"})
     with pytest.raises(CadenzaError, match="no routes for some token that is trained or read by one"):
         gradient(model, Batch([sample(made, 1.0)], 1), config)

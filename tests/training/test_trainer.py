@@ -180,12 +180,12 @@ def test_published_weights_change_with_the_next_step(trainer, directory, dtype):
     follower = Follower.at(t.chain)
     first = t.publish(dtype)
     follower.wait_for(0, DEADLINE_S)
-    before = tensors_of(follower.state)
+    before = tensors_of(follower.state)  # pyright: ignore[reportArgumentType]
     assert {v.dtype for v in before.values()} == {getattr(torch, dtype)}
     t.step(groups(t, 1, weights=first))
     second = t.publish(dtype)
     assert follower.wait_for(1, DEADLINE_S).digest == second
-    assert weights_digest(before) == first != second == weights_digest(tensors_of(follower.state))
+    assert weights_digest(before) == first != second == weights_digest(tensors_of(follower.state))  # pyright: ignore[reportArgumentType]
 
 
 def test_an_upload_that_failed_goes_unnoticed(trainer, directory, monkeypatch):

@@ -35,7 +35,7 @@ class Bits:
 
     def checksum(self) -> str:
         """xxh3 (16 hex digits) of the bits."""
-        return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(self.values))
+        return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(self.values).data)
 
 
 State = Mapping[str, Bits]
