@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,7 +56,7 @@ class StageRun:
     name: str
     folder: Path
     seconds: float
-    figures: dict[str, Any]
+    figures: dict[str, Any] = field(default_factory=dict)
 
 
 class Claim:

@@ -96,9 +96,10 @@ def test_a_table_of_a_policy_that_is_no_input_or_of_an_unknown_split_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("recipe", "stage_name"), [("demo", "evaluate"), ("demo-quick", "evaluate"), ("proof", "eval")]
+    ("recipe", "stage_name", "base"),
+    [("demo", "evaluate", "long"), ("demo-quick", "evaluate", "long"), ("proof", "eval", "cpt")],
 )
-def test_shipped_recipes_evaluate_the_base_beside_sft_and_rl(recipe, stage_name):
+def test_shipped_recipes_evaluate_the_base_beside_sft_and_rl(recipe, stage_name, base):
     planned = plan_recipe(recipe).stage_named(stage_name)
-    assert {"base": "cpt", "sft": "sft", "rl": "rl"}.items() <= planned.inputs.items()
+    assert {"base": base, "sft": "sft", "rl": "rl"}.items() <= planned.inputs.items()
     assert isinstance(planned.config, EvaluateConfig) and set(planned.config.policies) == {"base"}
