@@ -1,0 +1,81 @@
+"""The figures of the whole loop's proof, from made evaluations whose answer is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from experiments_made import experiment
+from runs_made import evaluation
+
+SKILL = {"sft_summary": -0.5, "rl_summary": 1.0, "rl_sliding": -0.2, "rl_short": 0.9}
+
+
+@pytest.fixture(scope="module")
+def driver():
+    with experiment("whole_loop") as module:
+        yield module
+
+
+def records_of(driver, tmp_path, seeds=(0, 1)) -> dict[tuple[str, int], dict[str, Any]]:
+    """Evaluations of two seeds on disk, and records that name them. ``rl_short`` needs fewer tokens on every task."""
+    folder = tmp_path / "whole_loop" / "evaluations"
+    records: dict[tuple[str, int], dict[str, Any]] = {}
+    for seed in seeds:
+        names = []
+        for policy, skill in SKILL.items():
+            for suite, tasks in (("heldout_hard", 60), ("heldout", 90)):
+                made = evaluation(policy, suite, seed, 0.6, tasks, 4, skill=skill)
+                if policy == "rl_short":
+                    easy = [r.model_copy(update={"tokens": round(r.tokens * 0.7)}) for r in made.records]
+                    made = made.model_copy(update={"records": tuple(easy)})
+                names.append(f"{policy}-{suite}-seed{seed}.json")
+                made.save(folder / names[-1])
+        records["eval", seed] = {"evaluations": names, "stages": {}}
+        figures = {"perplexity_after_quarter4": 20.0, "perplexity_unstretched_quarter4": 25.0}
+        records["prepare", seed] = {"stages": {"long": {"figures": figures}}}
+        taken = {"damaged_refused": True, "damaged_rolled_back": seed == 0}
+        records["realtime", seed] = {"stages": {"realtime": {"figures": taken}}}
+        records["rl_summary", seed] = {
+            "stages": {"rl_summary": {"delta_vs_full": 0.6, "spans_versions": 0.3}}
+        }
+    return records
+
+
+def test_a_figure_of_the_whole_loop_is_missing_or_of_another_pair(driver, tmp_path):
+    claim = driver.WholeLoop(tmp_path, tmp_path / "runs")
+    figures = {f.figure: f for f in claim.figures(records_of(driver, tmp_path))}
+    assert set(figures) == {
+        "summary_vs_window_points", "summary_rl_vs_sft_points", "length_drop_easy", "length_drop_hard",
+        "length_pass1_change_points", "delta_vs_full", "rollouts_spanning_versions", "longctx_perplexity_ratio",
+        "bad_checkpoint_refused",
+    }  # fmt: skip
+    gain = figures["summary_vs_window_points"]
+    assert gain.seeds == (0, 1) and gain.n == 60 and gain.interval and gain.interval[0] > 0
+    assert figures["summary_rl_vs_sft_points"].value > gain.value
+    assert "bar" in (figures["length_pass1_change_points"].note or "")
+    for name in ("length_drop_easy", "length_drop_hard"):
+        assert figures[name].value == pytest.approx(30, abs=8), (
+            "the share of tokens that was saved, in points"
+        )
+    assert figures["length_drop_easy"].n == 30 and figures["length_drop_hard"].n == 60
+    assert figures["longctx_perplexity_ratio"].value == 0.8 and figures["bad_checkpoint_refused"].value == 0.5
+    assert figures["delta_vs_full"].value == 0.6 and figures["rollouts_spanning_versions"].value == 0.3
+
+
+def test_figures_wait_for_what_is_not_there_yet(driver, tmp_path):
+    claim = driver.WholeLoop(tmp_path, tmp_path / "runs")
+    records = {k: r for k, r in records_of(driver, tmp_path).items() if k[0] in ("prepare", "rl_summary")}
+    found = {f.figure for f in claim.figures(records)}
+    assert found == {"delta_vs_full", "rollouts_spanning_versions", "longctx_perplexity_ratio"}
+    assert claim.figures({}) == []
+
+
+def test_every_stage_of_the_claims_recipe_belongs_to_an_arm(driver, tmp_path):
+    claim = driver.WholeLoop(tmp_path, tmp_path / "runs")
+    plan = claim.plan(0)
+    covered = {name for arm in claim.arms for name in claim.stages_of(arm, plan)}
+    assert covered == {stage.name for stage in plan.stages}
+    assert {arm.name for arm in claim.arms} >= {name for arm in claim.arms for name in arm.after}
+    assert dataclasses.is_dataclass(claim.arms[0])
