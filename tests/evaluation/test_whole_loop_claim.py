@@ -59,7 +59,8 @@ def test_a_figure_of_the_whole_loop_is_missing_or_of_another_pair(driver, tmp_pa
         assert figures[name].value == pytest.approx(30, abs=8), (
             "the share of tokens that was saved, in points"
         )
-    assert figures["length_drop_easy"].n == 30 and figures["length_drop_hard"].n == 60
+    easy, hard = (figures[f"length_drop_{name}"].n or 0 for name in ("easy", "hard"))
+    assert 30 <= easy < 60 <= hard < 90, "a third of the tasks for each seed, by that seed's SFT"
     assert figures["longctx_perplexity_ratio"].value == 0.8 and figures["bad_checkpoint_refused"].value == 0.5
     assert figures["delta_vs_full"].value == 0.6 and figures["rollouts_spanning_versions"].value == 0.3
 
