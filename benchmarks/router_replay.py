@@ -1,18 +1,22 @@
 """How far trainer and engine disagree about the same tokens, without and with router replay, under injected noise.
 
-    python benchmarks/router_replay.py RUN... [--model rl] [--rollouts demonstrations] [--noise 0.01 0 0.03] [--json]
+    python benchmarks/router_replay.py RUN... [--model rl] [--rollouts demonstrations] [--noise 0.15 0 0.5] [--json]
 
 RUN is the folder of a run, one a seed. An engine samples the next turn of contexts from the rollouts of a stage
 (``demonstrations.cdzr``). Its router weights carry noise of the given size, relative to their own spread: it stands for
 what other kernels, batch shapes or devices do to a router's input. The trainer scores the same tokens with the clean
 weights: without replay, with all of the engine's routes, and with those it finds plausible. Reported is the 99th
-percentile of the absolute difference of log-probabilities, at the first noise; the others are in the note. With
+percentile of the absolute difference of log-probabilities, at the first noise; the others are in the note. The first
+noise sends about every tenth token of a layer to other experts, as often as was published of a large model with two
+engines (R3, arXiv:2510.11370, section 3). The note also has what happens when some records are wrong (``--wrong``: the
+share of a layer's tokens whose recorded experts are drawn at random), which is what a plausibility filter is for. With
 ``--json`` it prints the figures of docs/results/router_replay.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tomllib
 from pathlib import Path
 
@@ -24,6 +28,7 @@ from cadenza.evaluation.figures import Figure, line, mean_over_seeds, signed
 from cadenza.inference.engine import Engine
 from cadenza.inference.requests import EngineConfig, Request, Sampling
 from cadenza.model.hf import load_model
+from cadenza.model.replay import LayerReplay
 from cadenza.model.transformer import PolicyModel
 from cadenza.rollouts.record import read_rollouts
 from cadenza.tokens import Tokenizer
@@ -84,33 +89,79 @@ def gaps(model: PolicyModel, samples: list[Sample], keep: float | None, bf16: bo
     return np.concatenate(found)
 
 
-def measure(args: argparse.Namespace, run: Path) -> dict[float, dict[str, float]]:
-    """By noise and kind of replay, the 99th percentile of the gap."""
+def other_experts(model: PolicyModel, samples: list[Sample]) -> float:
+    """Share of all (token, layer) that the trainer would send to other experts than the engine did."""
+    watched = LayerReplay.pick
+    differ, seen = 0, 0
+
+    def pick(self: LayerReplay, probs_NE: torch.Tensor, own_NK: torch.Tensor) -> torch.Tensor:
+        nonlocal differ, seen
+        read_N = self.routes_NK[:, 0] != UNREAD
+        same_N = (self.routes_NK.sort(-1).values == own_NK.sort(-1).values).all(-1)
+        differ += int((~same_N & read_N).sum())
+        seen += int(read_N.sum())
+        return watched(self, probs_NE, own_NK)
+
+    LayerReplay.pick = pick  # the one place where both choices are known
+    try:
+        gaps(model, samples, 0.0, bf16=False)
+    finally:
+        LayerReplay.pick = watched
+    return differ / max(1, seen)
+
+
+def corrupted(samples: list[Sample], share: float, experts: int, seed: int) -> list[Sample]:
+    """With the recorded experts of this share of (token, layer) drawn at random."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for s in samples:
+        assert s.routes_TLK is not None
+        routes = s.routes_TLK.copy()
+        t, layers, k = routes.shape
+        drawn = rng.random((t, layers, experts)).argsort(-1)[..., :k].astype(np.uint8)
+        wrong = (rng.random((t, layers, 1)) < share) & (routes != UNREAD)
+        out.append(dataclasses.replace(s, routes_TLK=np.where(wrong, drawn, routes)))
+    return out
+
+
+def measure(args: argparse.Namespace, run: Path) -> dict[str, dict[str, float]]:
+    """By condition and kind of replay, the 99th percentile of the gap, and ``other``: how often experts differ."""
     model, bf16 = (
         load_model(run / args.model),
         args.dtype != "float32" and torch.cpu._is_avx512_bf16_supported(),
     )
     rollouts = run / args.rollouts / "demonstrations.cdzr"
-    found = {}
+    found: dict[str, dict[str, float]] = {}
+
+    def look(condition: str, samples: list[Sample]) -> None:
+        found[condition] = {
+            name: float(np.quantile(gaps(model, samples, keep, bf16), 0.99)) for name, keep in MODES.items()
+        } | {"other": other_experts(model, samples), "tokens": float(sum(s.sampled_T.sum() for s in samples))}
+
     for noise in args.noise:
         samples = sampled(args, run / args.model, rollouts, noise)
-        found[noise] = {
-            name: float(np.quantile(gaps(model, samples, keep, bf16), 0.99)) for name, keep in MODES.items()
-        }
+        look(f"noise {noise:g}", samples)
+        if noise == args.noise[0]:
+            wrong = corrupted(samples, args.wrong, model.config.n_experts, args.seed)
+            look(f"noise {noise:g} and {args.wrong:.0%} of the records wrong", wrong)
     return found
 
 
-def figures_of(found: dict[int, dict[float, dict[str, float]]], noises: list[float]) -> list[Figure]:
-    """``found``: by seed, noise and kind of replay."""
+def figures_of(found: dict[int, dict[str, dict[str, float]]]) -> list[Figure]:
+    """``found``: by seed, condition (the first is the figure's) and kind of replay."""
+    first, *others = next(iter(found.values()))
+
+    def mean(condition: str, key: str) -> float:
+        return sum(by[condition][key] for by in found.values()) / len(found)
+
+    tokens = int(sum(by[first]["tokens"] for by in found.values()))
     figures = []
     for mode in MODES:
-        others = "; ".join(
-            f"noise {noise:g}: {sum(by[noise][mode] for by in found.values()) / len(found):.3g}"
-            for noise in noises[1:]
-        )
-        by_seed = {seed: by[noises[0]][mode] for seed, by in found.items()}
-        note = f"noise {noises[0]:g}" + (f"; {others}" if others else "")
-        figures.append(mean_over_seeds(f"replay_p99_{mode}", by_seed, "nats", better="lower", note=note))
+        told = [f"{c}: {mean(c, mode):.3g} ({mean(c, 'other'):.1%})" for c in others]
+        note = "; ".join([f"{first}, {mean(first, 'other'):.1%} of a layer's tokens differ", *told])
+        by_seed = {seed: by[first][mode] for seed, by in found.items()}
+        name = f"replay_p99_{mode}"
+        figures.append(mean_over_seeds(name, by_seed, "nats", better="lower", n=tokens, note=note))
     return figures
 
 
@@ -123,8 +174,9 @@ def main() -> None:
     parser.add_argument(
         "--rollouts", default="demonstrations", help="stage whose demonstrations give contexts"
     )
-    parser.add_argument("--turns", type=int, default=200)
-    parser.add_argument("--noise", type=float, nargs="+", default=[0.01, 0.0, 0.03])
+    parser.add_argument("--turns", type=int, default=400)
+    parser.add_argument("--noise", type=float, nargs="+", default=[0.15, 0.0, 0.5])
+    parser.add_argument("--wrong", type=float, default=0.01)
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
@@ -132,7 +184,7 @@ def main() -> None:
     found = {
         int(tomllib.loads((run / "recipe.toml").read_text())["seed"]): measure(args, run) for run in args.runs
     }
-    for figure in signed(figures_of(found, args.noise)):
+    for figure in signed(figures_of(found)):
         print(
             line(figure)
             if args.json

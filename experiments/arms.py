@@ -275,7 +275,7 @@ class Claim:
             strange = [f"{arm}-seed{k}" for (arm, k), r in records.items() if r["design"] != self.design]
             arm, seed = next(key for key, r in records.items() if r["design"] != self.design)
             raise ConfigError(
-                f"records in {self.results / 'first_loop'} come from different configurations; "
+                f"records in {self.results / self.name} come from different configurations; "
                 f"not of this command's: {', '.join(strange)}",
                 f"make those again, each seed with --restart, for example {_restart(arm, seed)}",
             )
@@ -329,7 +329,7 @@ def _fits(stage: str, pattern: str) -> bool:
 
 def _speed(stage: StageRun) -> dict[str, float]:
     """Of an RL stage, from its metrics: busy shares, rollouts a second, the share of the weights that a delta takes,
-    and that of rollouts which met two versions. Empty for any other stage."""
+    that of rollouts which met two versions, and how many of its steps the engine lost to a swap. Empty for others."""
     path = stage.folder / "metrics" / f"{stage.name}.jsonl"
     if not stage.name.startswith("rl") or not path.exists():
         return {}
@@ -340,9 +340,10 @@ def _speed(stage: StageRun) -> dict[str, float]:
     (_, deltas), (_, full) = metrics.series("delta_bytes"), metrics.series("weights_bytes")
     if full:
         found["delta_vs_full"] = sum(deltas) / sum(full)
-    _, spans = metrics.series("spans_versions")
-    if spans:
-        found["spans_versions"] = sum(spans) / len(spans)
+    for name in ("spans_versions", "swap_pause_steps"):
+        _, values = metrics.series(name)
+        if values:
+            found[name] = sum(values) / len(values)
     return {name: value for name, value in found.items() if value is not None}
 
 

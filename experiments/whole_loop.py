@@ -123,16 +123,18 @@ def _hardest(sft: Outcomes) -> Callable[[str], bool]:
 
 
 def _deltas(records: Records) -> list[Figure]:
-    """Size of a delta against the weights, and rollouts that met two versions, mean over seeds."""
+    """Size of a delta against the weights, decoding lost to a swap, and rollouts that met two versions: means over
+    the steps of a run, then over seeds."""
     figures = []
     rl = {k: r["stages"]["rl_summary"] for (arm, k), r in records.items() if arm == "rl_summary"}
-    for name, key, better in (
-        ("delta_vs_full", "delta_vs_full", "lower"),
-        ("rollouts_spanning_versions", "spans_versions", "higher"),
+    for name, key, unit, better in (
+        ("delta_vs_full", "delta_vs_full", "share", "lower"),
+        ("swap_pause_steps", "swap_pause_steps", "decode steps", "lower"),
+        ("rollouts_spanning_versions", "spans_versions", "share", "higher"),
     ):
         values = {k: stage[key] for k, stage in rl.items() if key in stage}
         if values:
-            figures.append(mean_over_seeds(name, values, "share", better=better))
+            figures.append(mean_over_seeds(name, values, unit, better=better))
     return figures
 
 

@@ -114,6 +114,10 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _type(annotation: Any) -> str:
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation.__name__
+    if typing.get_origin(annotation) is typing.Union:
+        return " \\| ".join(_type(argument) for argument in typing.get_args(annotation))
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _type(typing.get_args(annotation)[0])
     return _cell(re.sub(r"\b(?:typing|pathlib|collections\.abc|cadenza(?:\.\w+)+)\.", "", str(annotation)))
 
 

@@ -129,6 +129,14 @@ def test_many_rows_are_guessed_for_at_a_loss():
 def test_a_model_without_heads_guesses_silently_nothing():
     with pytest.raises(ConfigError, match="has 0 multi-token prediction heads"):
         engine(model=policy(0), draft_tokens=1)
+    assert engine(model=policy(0)).drafter is None
+
+
+def test_heads_lie_idle_unless_a_recipe_says_how_many_there_are():
+    e = engine(model=policy(0, mtp_heads=3))
+    assert e.drafter is not None and e.drafter.tokens == 3
+    assert "guessed_3" in e.counters
+    assert engine(model=policy(0, mtp_heads=3), draft_tokens=0).drafter is None
 
 
 def test_new_weights_reach_the_heads_or_not():
@@ -137,7 +145,7 @@ def test_new_weights_reach_the_heads_or_not():
     e.load({k: v.clone() for k, v in other.items()}, 1)
     e.submit(request("s", [1, 2], max_tokens=8))
     done = run(e)["s"]
-    plain = engine(model=policy(9, mtp_heads=1))
+    plain = engine(model=policy(9, mtp_heads=1), draft_tokens=0)
     plain.submit(request("s", [1, 2], max_tokens=8))
     assert done.ids == run(plain)["s"].ids
     assert torch.equal(e.model.mtp[0].join.weight, other["mtp.0.join.weight"])  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]

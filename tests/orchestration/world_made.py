@@ -150,7 +150,13 @@ class World:
     def engine_set_threads(self, _threads: int) -> None: ...
 
     def engine_stats(self) -> dict[str, float]:
-        return {"busy_s": 0.0, "wall_s": 1.0}
+        return {
+            "busy_s": 0.0,
+            "wall_s": 1.0,
+            "swap_s": 0.0,
+            "swaps": float(self.serving),
+            "steps": float(self.ticks),
+        }
 
     # environment
 

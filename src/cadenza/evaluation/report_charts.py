@@ -87,6 +87,11 @@ _RL_CHARTS = (
         zero=True, smooth=True, needed=False,
     ),
     ChartSpec(
+        "Guesses that the engine kept", (("accepted_1", "first"), ("accepted_2", "second"), ("accepted_3", "third")),
+        "Speculative decoding: what the heads guessed and sampling then drew. A later one needs those before it.",
+        percent=True, zero=True, needed=False,
+    ),
+    ChartSpec(
         "Weights sent to the engine", (("delta_bytes", "bytes a step"), ("weights_bytes", "all weights")),
         "Only what changed is sent, bit by bit.", zero=True, needed=False,
     ),

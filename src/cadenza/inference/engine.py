@@ -9,6 +9,7 @@ others copy from its cache, as they do with the prompt.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -90,10 +91,11 @@ class Engine:
             p.data, p.requires_grad = p.data.to(dtype), False
         self.digest = weights_digest(model.state_dict())  # of what is served, not of what was asked for
         self.span = min(config.max_context, model.config.max_positions)
-        most = max(config.step_tokens, config.slots + config.draft_rows * config.draft_tokens)
+        draft = len(model.mtp) if config.draft_tokens == "auto" else config.draft_tokens
+        most = max(config.step_tokens, config.slots + config.draft_rows * draft)
         self.forward = Forward(model, config.slots, self.span, most, dtype)
         self.cache = self.forward.cache
-        self.drafter = Drafter(model, config.draft_tokens) if config.draft_tokens else None
+        self.drafter = Drafter(model, draft) if draft else None
         with torch.inference_mode():  # compiles the kernels now, and not while a first user waits
             self.forward([0], Rows.of([0], [1], [0]), [0])
         self.cache.clear_tail(0)
@@ -106,7 +108,8 @@ class Engine:
         self.counters: dict[str, int] = dict.fromkeys(
             ("prefill", "reused", "sampled", "steps", "swaps", "guessed", "held"), 0
         )
-        for k in range(1, config.draft_tokens + 1):  # by place: how many k-th guesses there were, and held
+        self.swap_s = 0.0  # in which nothing was decoded
+        for k in range(1, draft + 1):  # by place: how many k-th guesses there were, and held
             self.counters |= {f"guessed_{k}": 0, f"held_{k}": 0}
 
     def submit(self, request: Request) -> None:
@@ -144,7 +147,9 @@ class Engine:
     def step(self) -> list[Completion]:
         """One engine step; returns the requests that finished in it."""
         if self.pending:
+            begun = time.perf_counter()
             self._swap()
+            self.swap_s += time.perf_counter() - begun
         self._admit()
         done = self._end_full()
         chosen = self._choose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -18,8 +18,9 @@ class EngineConfig(StrictConfig):
     that core from the tools and the trainer for steps of few rows; standing back it finds more rows in each.
 
     ``draft_tokens``: tokens that the model's MTP heads guess ahead for a decoding row, checked in one pass (speculative
-    decoding); 0 is off. What is sampled is the same. ``draft_rows``: guessing stops while more rows than this decode:
-    a step of many rows is bound by its arithmetic, and rejected guesses cost as much as accepted ones.
+    decoding): 0 is none, auto as many as it has heads. What is sampled is the same. ``draft_rows``: guessing stops
+    while more rows than this decode: a step of many rows is bound by its arithmetic, and rejected guesses cost as much
+    as accepted ones.
     """
 
     slots: int = Field(default=96, gt=0)  # sessions alive at once
@@ -29,7 +30,7 @@ class EngineConfig(StrictConfig):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int = Field(default=1, gt=0)
     niceness: int = Field(default=10, ge=0, le=19)
-    draft_tokens: int = Field(default=0, ge=0)
+    draft_tokens: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     draft_rows: int = Field(default=8, gt=0)
 
 

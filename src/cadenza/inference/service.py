@@ -98,7 +98,8 @@ class EngineService:
         self._threads = threads
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start, with ``busy_s``, ``wall_s`` and ``version``. Raises ServiceDied."""
+        """Counters since the start, with ``busy_s``, ``wall_s``, ``swap_s`` (of ``busy_s``, without a token decoded)
+        and ``version``. Raises ServiceDied."""
         with self._lock:
             self._check()
             e = self._engine
@@ -106,6 +107,7 @@ class EngineService:
                 **e.counters,
                 "busy_s": self._at_work.busy_s(),
                 "wall_s": time.monotonic() - self._started,
+                "swap_s": e.swap_s,
                 "version": float(e.version),
             }
 

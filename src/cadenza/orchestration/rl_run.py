@@ -37,6 +37,7 @@ from cadenza.core.errors import (
 )
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.orchestration.curriculum import Curriculum, CurriculumConfig
+from cadenza.orchestration.engine_metrics import EngineMetrics
 from cadenza.orchestration.environment import Order
 from cadenza.orchestration.group_metrics import group_metrics
 from cadenza.orchestration.placement import Remote
@@ -152,6 +153,7 @@ class RLRun:
         self.collecting: Future[Any] | None = None
         self.counts: Counter[str] = Counter()
         self.busy_trainer = 0.0
+        self.engine_metrics = EngineMetrics()
         self.rollouts_trained = 0
         self.elapsed_before = 0.0
         self.origin = 0.0  # when elapsed_s would have been 0, in seconds since 1970
@@ -189,7 +191,9 @@ class RLRun:
                 )
         self._call(self.services.environment, "cancel")
         wall = self.clock() - started
-        return RunResult(self.version, stopped, self.elapsed_before + wall, self._busy(wall))
+        return RunResult(
+            self.version, stopped, self.elapsed_before + wall, self._busy(wall, self._engine_stats())
+        )
 
     # resume
 
@@ -381,7 +385,7 @@ class RLRun:
         if self.config.synchronous:
             self._set_threads(training=False)
         self.rollouts_trained += sum(len(g.rollouts) for g in groups)
-        now = self.clock()
+        now, engine = self.clock(), self._engine_stats()
         row: dict[str, Any] = {
             **metrics,
             **group_metrics([list(g.rollouts.values()) for g in groups]),
@@ -395,7 +399,8 @@ class RLRun:
             "elapsed_s": self.elapsed_before + now - started,
             "step_s": now - begun,
             **{k: float(v) for k, v in self.counts.items()},
-            **{f"{k}_busy": v for k, v in self._busy(now - started).items()},
+            **{f"{k}_busy": v for k, v in self._busy(now - started, engine).items()},
+            **self.engine_metrics.since_last(engine),
         }
         recorded = {**row, "signals": dict(self.curriculum.signals), "weights": digest}
         dropped = [g.task.id for g in groups if all(r.reward is None for r in g.rollouts.values())]
@@ -458,8 +463,10 @@ class RLRun:
         self._call(self.services.trainer, "set_threads", most if training else 1)
         self._call(self.services.engine, "set_threads", 1 if training else most)
 
-    def _busy(self, wall: float) -> dict[str, float]:
-        engine = self._call(self.services.engine, "stats")
+    def _engine_stats(self) -> dict[str, float]:
+        return self._call(self.services.engine, "stats")
+
+    def _busy(self, wall: float, engine: dict[str, float]) -> dict[str, float]:
         environment = self._call(self.services.environment, "stats")
         return {
             "trainer": min(1.0, self.busy_trainer / max(wall, 1e-9)),
@@ -478,7 +485,7 @@ class RLRun:
 
     def _check_health(self) -> None:
         """Raises what ended a service that can no longer serve."""
-        self._call(self.services.engine, "stats")
+        self._engine_stats()
         self._call(self.services.environment, "stats")
 
 

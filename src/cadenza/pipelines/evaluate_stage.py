@@ -18,6 +18,7 @@ from cadenza.evaluation.report_inputs import append_lines, trajectory_of
 from cadenza.evaluation.result import EvalResult
 from cadenza.evaluation.suite import EvalLimits
 from cadenza.harness import Agent, demo_tools
+from cadenza.orchestration.engine_metrics import metrics_of
 from cadenza.orchestration.placement import Placement
 from cadenza.orchestration.pool import RolloutPool
 from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
@@ -119,6 +120,7 @@ class Evaluate(Stage[EvaluateConfig]):
                         result.save(path)
                     solved = [r.solved for r in result.records if r.solved is not None]
                     figures[f"{name}_{label}_pass1"] = sum(solved) / max(1, len(solved))
+            figures |= {f"{name}_{key}": share for key, share in (await runner.metrics()).items()}
         finally:
             await runner.aclose()
         return figures
@@ -161,6 +163,10 @@ class _Runner:
             self.services = [environment, engine]
             self.pool = await RolloutPool(environment).__aenter__()
         return self.pool
+
+    async def metrics(self) -> dict[str, float]:
+        """Of the engine, over the trials of this attempt; nothing when none were left to do."""
+        return await metrics_of(self.services[1]) if self.services else {}
 
     async def aclose(self) -> None:
         if self.pool is not None:

@@ -25,6 +25,7 @@ from cadenza.evaluation.evaluate import harness_digest
 from cadenza.evaluation.gate import Decision, GateConfig, decide
 from cadenza.evaluation.report_inputs import DecisionRecord, append_lines
 from cadenza.harness import Agent, demo_tools
+from cadenza.orchestration.engine_metrics import metrics_of
 from cadenza.orchestration.placement import Remote
 from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
 from cadenza.pipelines.stages import Figures, Stage, StageContext
@@ -120,6 +121,7 @@ class _Round:
                     self._learn, answers, log
                 )  # the pool goes on in this loop
                 winner = await self._deploy(serving, candidate)
+                self.figures |= await metrics_of(serving.services[1])
             finally:
                 await self.production.shut(serving)
         for file in winner.iterdir():
