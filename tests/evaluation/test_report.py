@@ -143,6 +143,24 @@ def test_text_from_a_run_cannot_become_markup(tmp_path):
     page_text(html)
 
 
+def test_no_run_with_a_summary_is_among_those_that_are_shown(tmp_path):
+    def rollouts(task: str, *kinds: str) -> list[Trajectory]:
+        turns = tuple(Turn(kind=kind, text="x") for kind in kinds)
+        return [
+            Trajectory(task_id=task, policy=policy, solved=policy == "rl", prompt="p", turns=turns)
+            for policy in ("sft", "rl")
+        ]
+
+    short = [t for n in range(9) for t in rollouts(f"short{n}", "call", "output")]
+    append_lines(tmp_path / "trajectories.jsonl", short)
+    assert "long" not in {e.task_id for e in build_report(read_run(tmp_path)).examples}
+    append_lines(
+        tmp_path / "trajectories.jsonl", rollouts("long", *["call", "output"] * 9, "summary", "call")
+    )
+    shown = [e.task_id for e in build_report(read_run(tmp_path)).examples]
+    assert shown[-1] == "long" and len(shown) == 3
+
+
 def test_damaged_lines_are_told_and_the_rest_is_shown(tmp_path):
     folder = write_run(tmp_path / "r", policies=("sft", "rl"), tasks=20)
     with (folder / "metrics" / "rl.jsonl").open("a") as file:

@@ -301,7 +301,8 @@ def _slices(results: Sequence[EvalResult]) -> list[Slices]:
 
 
 def _examples(trajectories: Sequence[Trajectory]) -> list[Example]:
-    """Tasks with rollouts of several policies, first those that the last one solved and the one before it did not."""
+    """Tasks with rollouts of several policies, first those that the last one solved and the one before it did not; the
+    last shown is one that took several contexts, if there is any and none is shown before."""
     by_task: dict[str, dict[str, Trajectory]] = {}
     for t in trajectories:
         by_task.setdefault(t.task_id, {}).setdefault(t.policy, t)
@@ -314,7 +315,14 @@ def _examples(trajectories: Sequence[Trajectory]) -> list[Example]:
         told_apart = len(e.rollouts) > 1 and bool(e.rollouts[-1].solved) and not e.rollouts[-2].solved
         return (0 if told_apart else 1 if len(e.rollouts) > 1 else 2, sum(len(r.turns) for r in e.rollouts))
 
-    return sorted(examples, key=rank)[:MAX_EXAMPLES]
+    def summarized(e: Example) -> bool:
+        return any(turn.kind == "summary" for turn in e.rollouts[-1].turns)
+
+    examples.sort(key=rank)
+    shown, left = examples[:MAX_EXAMPLES], examples[MAX_EXAMPLES:]
+    if not any(map(summarized, shown)) and (long := next(filter(summarized, left), None)):
+        shown[-1] = long
+    return shown
 
 
 def _plain(value: Row | Change | Slices) -> dict[str, Any]:

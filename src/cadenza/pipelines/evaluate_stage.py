@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,7 +52,7 @@ class PolicyTable(StrictConfig):
 class EvaluateConfig(StrictConfig):
     """``temperatures`` are tried on ``validation_tasks`` of the validation split, never on held-out ones; with one
     temperature nothing is tried. ``policies``: by role, what is different for that policy. ``trajectories``: readable
-    rollouts kept a policy."""
+    rollouts kept of each policy and suite."""
 
     suites: tuple[SuiteTable, ...] = (SuiteTable(),)
     temperatures: tuple[float, ...] = Field(default=(0.5, 0.8, 1.0), min_length=1)
@@ -59,7 +60,7 @@ class EvaluateConfig(StrictConfig):
     validation_split: str = "val"
     validation_tasks: int = 64
     validation_samples: int = 4
-    trajectories: int = 24
+    trajectories: int = Field(default=16, ge=0)
     limits: EvalLimits = EvalLimits()
     services: ServicesConfig = ServicesConfig()
 
@@ -154,7 +155,7 @@ class _Runner:
         )
         self.pool: RolloutPool | None = None
         self.services: list = []
-        self.kept = 0
+        self.kept = Counter[str]()
 
     async def _start(self) -> RolloutPool:
         if self.pool is None:
@@ -221,7 +222,8 @@ class _Runner:
     async def evaluate(
         self, tasks: Sequence[Task], label: str, samples: int, temperature: float, suite: str
     ) -> EvalResult:
-        """``label`` is for the progress bar; sampled and greedy results of one ``suite`` belong together."""
+        """``label`` is for the progress bar; sampled and greedy results of one ``suite`` belong together.
+        Those that carry their suite's own name, the sampled ones, are also kept readable."""
         pool = await self._start()
         with self.context.progress.bar(f"{self.name} on {label}", len(tasks) * samples) as bar:
 
@@ -230,8 +232,8 @@ class _Runner:
 
             def on_rollout(task: Task, sample: int, rollout: Rollout) -> None:
                 bar.advance()
-                if sample == 0 and not label.startswith("val") and self.kept < self.config.trajectories:
-                    self.kept += 1
+                if sample == 0 and label == suite and self.kept[suite] < self.config.trajectories:
+                    self.kept[suite] += 1
                     readable = trajectory_of(task, prompt_of(task), self.name, sample, rollout)
                     append_lines(self.context.out / "trajectories.jsonl", [readable])
 
