@@ -186,6 +186,14 @@ def test_overrides_reach_nested_tables_and_the_recipe_itself():
     assert table == {"seed": 7, "stage": [{"name": "sft", "optimizer": {"rate": 0.1}, "mix": {"hard": 2}}]}
 
 
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000])
+def test_a_value_that_python_will_not_read_is_a_defect(tmp_path, text):
+    assert parse_value(text) == text  # refused where its key is known, as any text in place of a number
+    (tmp_path / "r.toml").write_text(f"seed = {text}\n")
+    with pytest.raises(ConfigError, match="is not TOML|nested too deep"):
+        load_recipe("r", [tmp_path])
+
+
 names = st.text(string.ascii_lowercase + "_-", min_size=1, max_size=6)
 scalars = st.one_of(
     st.booleans(),

@@ -184,6 +184,16 @@ def test_an_observer_changes_what_it_reads(tmp_path):
 
 
 @pytest.mark.needs_root
+@pytest.mark.parametrize("name", ["what?mode=ro", "50%20off#1", "two words"])
+def test_a_folder_with_a_strange_name_gets_another_database(tmp_path, name):
+    path = tmp_path / name / "cadenza.db"
+    with RunDatabase.open(path) as opened:
+        opened.begin_run("r", "demo", tmp_path, {"name": "demo"}, 0, {"cores": 2})
+    assert path.is_file() and list(tmp_path.iterdir()) == [path.parent]
+    with RunDatabase.observe(path) as seen:
+        assert [run.id for run in seen.runs()] == ["r"]
+
+
 def test_runs_in_a_folder_that_cannot_be_written_are_hidden(tmp_path):
     def read_only(flag):
         subprocess.run(["mount", "-o", f"remount,{flag}", str(tmp_path)], check=True)

@@ -27,7 +27,7 @@ def runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a run.")] = False,
 ) -> None:
     """List runs and their stages."""
-    from cadenza.pipelines.overview import list_runs, runs_table
+    from cadenza.pipelines.overview import list_runs, runs_table, stages_table
 
     found = list_runs(folder, name)
     if as_json:
@@ -36,4 +36,9 @@ def runs(
         return
     from rich.console import Console
 
-    Console().print(runs_table(found, stages=name is not None))
+    console = Console()
+    if name is None:
+        console.print(runs_table(found))
+        return
+    for run in found:
+        console.print(stages_table(run))

@@ -85,7 +85,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", "check the path and its permissions"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no TOML, no UTF-8, or a number with thousands of digits
         raise ConfigError(f"{path} is not TOML: {error}", "correct the file") from None
 
 
@@ -189,7 +189,7 @@ def parse_value(text: str) -> Any:
     text = text.strip()
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # see ``read_toml``
         return text
     return parsed["value"] if list(parsed) == ["value"] else text
 

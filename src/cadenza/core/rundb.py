@@ -106,11 +106,11 @@ class RunDatabase:
             CorruptArtifact: not a database, or one written by a newer Cadenza.
             ConfigError: the folder cannot be written.
         """
-        text = str(location)
-        if "://" not in text:
-            Path(text).parent.mkdir(parents=True, exist_ok=True)
-            text = f"sqlite:///{text}"
-        engine = make_engine(text)
+        url: str | sa.URL = str(location)
+        if "://" not in url:
+            Path(url).parent.mkdir(parents=True, exist_ok=True)
+            url = sa.URL.create("sqlite", database=url)  # as text, a ? in the path would begin a query
+        engine = make_engine(url)
         try:
             with database_errors(str(location)):
                 migrate(engine, str(location))

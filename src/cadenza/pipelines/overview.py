@@ -81,26 +81,32 @@ def _plain(stage: StageRecord) -> dict[str, Any]:
     }
 
 
-def runs_table(runs: list[dict[str, Any]], stages: bool) -> Table:
-    """A table of runs, or with ``stages`` of every stage of each."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "seed", "folder", "stage", "status", "time", "figures") if stages else (
-        "run", "seed", "started", "status", "stages", "folder"
-    ):  # fmt: skip
-        table.add_column(column, overflow="fold")
+def runs_table(runs: list[dict[str, Any]]) -> Table:
+    """A table with a row for each run."""
+    table = _table("run", "seed", "started", "status", "stages", "folder")
     for run in runs:
-        if not stages:
-            done = sum(stage["status"] == "finished" for stage in run["stages"])
-            started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["created"]))
-            table.add_row(run["name"], str(run["seed"]), started, run["status"], str(done), run["run_dir"])
-            continue
-        for stage in run["stages"]:
-            spent = clock(stage["finished"] - stage["started"]) if stage["finished"] else ""
-            note = stage["reason"] or _figures(stage["figures"] or {})
-            status = run["status"] if stage["status"] == "running" else stage["status"]
-            table.add_row(
-                run["name"], str(run["seed"]), Path(run["run_dir"]).name, stage["name"], status, spent, note
-            )
+        done = sum(stage["status"] == "finished" for stage in run["stages"])
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["created"]))
+        table.add_row(run["name"], str(run["seed"]), started, run["status"], str(done), run["run_dir"])
+    return table
+
+
+def stages_table(run: dict[str, Any]) -> Table:
+    """A table of one run's stages."""
+    table = _table("stage", "status", "time", "figures")
+    table.title = f"{run['name']}, seed {run['seed']}: {run['status']}, in {run['run_dir']}"
+    for stage in run["stages"]:
+        spent = clock(stage["finished"] - stage["started"]) if stage["finished"] else ""
+        note = stage["reason"] or _figures(stage["figures"] or {})
+        status = run["status"] if stage["status"] == "running" else stage["status"]
+        table.add_row(stage["name"], status, spent, note)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
     return table
 
 
