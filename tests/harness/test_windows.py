@@ -110,6 +110,32 @@ def test_a_sliding_window_summarizes_or_forgets_the_task(renderer, replay, make_
         assert "<|reserved_0|>" not in text
 
 
+@pytest.mark.parametrize("mode", ["summary", "sliding"])
+def test_what_was_read_last_is_gone_when_it_fills_half_a_context(renderer, replay, make_sandbox, mode):
+    lines = b"\n".join(b"line_%d = %d" % (i, i) for i in range(12))
+    session = replay(*[Call("read_file", "a.py")] * 4, Call("read_file", "long.py"), Call("finish"))
+    if mode == "summary":
+        session = summarizing(session, Summary("s"))
+    step = renderer.render_action(Call("read_file", "long.py")) + renderer.render_output(lines.decode())[0]
+    trigger = len(step) + 50
+    result = start(
+        renderer, session, make_sandbox({**FILES, "long.py": lines}), limits(mode, trigger, kept_steps=1)
+    )
+    check(result, session)
+    later = result.segments[1]
+    assert len(step) > trigger // 2
+    head = later.ids_T[: later.turns[0][0]].tolist()
+    assert head[-len(step) :] == step
+
+
+def test_a_summary_is_written_for_a_context_that_never_begins(renderer, replay, make_sandbox):
+    session = summarizing(replay(*[Call("read_file", "long.py")] * 4), Summary("s"))
+    short = limits().model_copy(update={"max_turns": 2})
+    result = start(renderer, session, make_sandbox(FILES), short)
+    assert result.finish_reason == "max_turns" and result.segments[-1].finish_reason == "max_turns"
+    assert [s.kind for s in result.segments] == ["summary", "act"]
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     turns=st.lists(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cadenza.harness import Agent, Limits, ToolLibrary, demo_tools
@@ -307,10 +308,12 @@ def test_demonstrations_in_several_contexts_leave_out_the_wrong_turns(experts, h
     config = ExpertConfig(mistake=1.0, mistake_other_def=0.0)
     for rollout in experts(hard_tasks, config, limits, 2):
         wrong = {e["turn"] for e in rollout.trace if e.get("note") == MISTAKE}
-        turn = 0
-        for segment, (_, weight) in zip(
-            rollout.segments, weighted_tokens(rollout, SftDataConfig()), strict=True
+        turn, end = 0, experts.renderer.tokenizer.id("<|end|>")
+        for segment, (ids, weight) in zip(
+            rollout.segments, weighted_tokens(rollout, SftDataConfig(), end), strict=True
         ):
-            for start, end in segment.turns:
-                assert set(weight[start:end].tolist()) == {0.0 if turn in wrong else 1.0}
+            for start, stop in segment.turns:
+                assert set(weight[start:stop].tolist()) == {0.0 if turn in wrong else 1.0}
                 turn += 1
+            spoken = np.flatnonzero(ids[:-1] == end) + 1
+            assert all(weight[i] in (0.0, 1.0) for i in spoken)

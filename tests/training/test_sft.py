@@ -17,6 +17,7 @@ from cadenza.training.sft import Plateau, epoch_batches, only_actions, split_dem
 pytestmark = pytest.mark.needs_train
 
 SEGMENT = segment(policy(), 1)
+END = 2_000  # in none of the segments
 
 
 @given(
@@ -46,10 +47,31 @@ def test_a_deliberate_mistake_is_learned_or_tool_output_weighs_as_much_as_an_act
     s.turns = [(4, 8), (12, 15)]
     r = rollout("r", 1.0, [s])
     r.trace = [{"turn": 0, "note": "mistake"}, {"turn": 1}, {"summary": {}}]
-    ((ids, weight),) = weighted_tokens(r, SftDataConfig(context_weight=0.1, mistake_weight=0.0))
+    ((ids, weight),) = weighted_tokens(r, SftDataConfig(context_weight=0.1, mistake_weight=0.0), END)
     assert ids.tolist() == s.ids_T.tolist()
     assert (weight[4:8] == 0).all() and (weight[12:15] == 1).all() and weight[0] == pytest.approx(0.1)
     assert only_actions([(ids, weight)])[0][1].sum() == 3
+
+
+def test_a_role_that_is_not_the_policys_is_trained_in_a_later_context():
+    """Prompt, copied steps and query end messages too; what follows them is for the policy to say."""
+    first = dataclasses.replace(SEGMENT, ids_T=np.arange(100, 100 + len(SEGMENT.ids_T), dtype=np.int32))
+    first.sampled_T = np.zeros(len(first.ids_T), np.bool_)
+    first.sampled_T[4:8] = first.sampled_T[12:15] = True
+    first.turns = [(4, 8), (12, 15)]
+    first.ids_T[[3, 7, 11, 14]] = END
+    later = dataclasses.replace(first, ids_T=first.ids_T.copy(), sampled_T=first.sampled_T.copy())
+    later.sampled_T[:] = False
+    later.sampled_T[12:15] = True
+    later.turns = [(12, 15)]
+    later.ids_T[12:15] = 300, 301, END
+    r = rollout("r", 1.0, [first, later])
+    r.trace = [{"turn": 0, "note": "mistake"}, {"turn": 1}, {"turn": 2}, {"summary": {}}]
+    (_, a), (_, b) = weighted_tokens(r, SftDataConfig(context_weight=0.1, mistake_weight=0.0), END)
+    assert a[[8, 15]].tolist() == [0, 0] and (a[4:8] == 0).all() and (a[12:15] == 1).all()
+    assert b[[4, 8, 15]].tolist() == [0, 0, 0]  # after the prompt, the copied step and the turn
+    assert (b[4:8] == 0).all() and (b[12:15] == 1).all()  # the copied mistake is not learned either
+    assert b[[1, 2, 3, 9, 10, 11]] == pytest.approx(0.1)
 
 
 @given(tasks=st.integers(2, 30), share=st.floats(0.01, 1.0), seed=st.integers(0, 5))
@@ -59,14 +81,14 @@ def test_a_task_is_trained_and_validated_on(tasks, share, seed):
         s = dataclasses.replace(SEGMENT, ids_T=SEGMENT.ids_T.copy())
         s.ids_T[0] = i // 2  # which task
         rollouts.append(rollout(f"r{i}", 1.0, [s], task=f"t{i // 2}"))
-    train, validation = split_demonstrations(rollouts, SftDataConfig(validation_share=share), seed)
+    train, validation = split_demonstrations(rollouts, SftDataConfig(validation_share=share), seed, END)
     a, b = ({int(ids[0]) for ids, _ in part} for part in (train, validation))
     assert a and b and not a & b and len(train) + len(validation) == 2 * tasks
 
 
 def test_one_task_ends_in_a_division_by_zero():
     with pytest.raises(MissingArtifact, match="too few"):
-        split_demonstrations([rollout("r", 1.0, [SEGMENT])], SftDataConfig(), 0)
+        split_demonstrations([rollout("r", 1.0, [SEGMENT])], SftDataConfig(), 0, END)
 
 
 def test_a_slow_fall_never_ends_or_a_plateau_is_missed():

@@ -169,7 +169,7 @@ class Agent:
         limits = self.limits
         new_ids, new_kinds = self.renderer.render_prompt(task_prompt)
         prompt_ids = new_ids
-        for _ in range(limits.max_turns):
+        for left in reversed(range(limits.max_turns)):
             builder = run.window.builder
             room = limits.max_context_tokens - len(builder) - len(new_ids)
             if room <= 0:
@@ -201,7 +201,7 @@ class Agent:
             new_ids, new_kinds = self._render_result(result.text)
             windows = limits.windows
             full = len(run.window.builder) + len(new_ids) > windows.trigger
-            if windows.mode != "off" and full and run.counters["windows"] < windows.most:
+            if windows.mode != "off" and full and left and run.counters["windows"] < windows.most:
                 new_ids, new_kinds = await self._next_window(run, session, prompt_ids, new_ids, new_kinds)
         return "max_turns"
 

@@ -26,7 +26,8 @@ class WindowConfig(StrictConfig):
     """``mode``: off (a full context ends the run), summary, or sliding. ``trigger``: tokens of a context at which the
     run goes on in the next. ``summary_tokens``: most tokens of a summary and the thought before it; one that is cut or
     broken carries nothing over. ``kept_steps``: last steps that are copied, as many of them as leave the next context
-    at most half full; ``sliding`` copies all of which that is true. ``most``: contexts of one run."""
+    at most half full, and the very last one if it fits at all; ``sliding`` copies all of which that is true. ``most``:
+    contexts of one run."""
 
     mode: Literal["off", "summary", "sliding"] = "off"
     trigger: int = Field(default=768, gt=0)
@@ -71,10 +72,12 @@ def next_context(
         head += renderer.render_summary(summary)[0]
     head += renderer.render_note(state)[0]
     tail: list[int] = []
-    most = config.kept_steps if config.mode == "summary" else len(window.steps)
-    for i, (start, end) in enumerate(reversed(window.steps[len(window.steps) - most :])):
+    count = config.kept_steps if config.mode == "summary" else len(window.steps)
+    for i, (start, end) in enumerate(reversed(window.steps[len(window.steps) - count :])):
         step = window.builder.cut(start, end) + (result if i == 0 else [])
-        if len(head) + len(step) + len(tail) > config.trigger // 2:
+        # What was asked for last is what the next turn is about: without it the run would ask again and again.
+        most = config.trigger - 1 if i == 0 else config.trigger // 2
+        if len(head) + len(step) + len(tail) > most:
             break
         tail = step + tail
     ids = head + tail

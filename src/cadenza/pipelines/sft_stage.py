@@ -59,7 +59,7 @@ class Sft(Stage[SftConfig]):
         tokenizer = Tokenizer.load(context.input("model"))
         model = load_model(context.input("model"))
         rollouts = read_rollouts(context.input("demonstrations") / "demonstrations.cdzr")
-        sequences, validation = split_demonstrations(rollouts, config.data, seed)
+        sequences, validation = split_demonstrations(rollouts, config.data, seed, tokenizer.id("<|end|>"))
         held = microbatches(only_actions(validation), config.tokens_per_microbatch)
         per_epoch = len(epoch_batches(sequences, config.tokens_per_step, seed, 0))
         steps = max(1, round(config.epochs * per_epoch))
