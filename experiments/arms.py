@@ -63,14 +63,14 @@ class Claim:
     """Arms x seeds of one claim, their records, and the figures pooled from them.
 
     A claim sets the class attributes and says how figures come from records. ``name``: of its folder and its figures
-    under docs/results. ``evaluated``: the arm whose evaluations are kept.
+    under docs/results. ``evaluated``: the arms whose evaluations are kept.
     """
 
     name: ClassVar[str]
     recipe: ClassVar[str]
     arms: ClassVar[tuple[Arm, ...]]
     seeds: ClassVar[tuple[int, ...]] = (0, 1, 2)
-    evaluated: ClassVar[str] = "eval"
+    evaluated: ClassVar[tuple[str, ...]] = ("eval",)
 
     def __init__(
         self, results: Path, runs: Path, recipe: str | None = None, overrides: Sequence[str] = ()
@@ -107,7 +107,7 @@ class Claim:
     def results_of(self, records: Records) -> Results:
         """The evaluations that were kept."""
         folder = self.results / self.name / "evaluations"
-        done = [r for (arm, _), r in records.items() if arm == self.evaluated]
+        done = [r for (arm, _), r in records.items() if arm in self.evaluated]
         return Results([EvalResult.load(folder / name) for r in done for name in r["evaluations"]])
 
     def record_path(self, arm: str, seed: int) -> Path:
@@ -178,7 +178,7 @@ class Claim:
             "seed": seed,
             "design": self.design,
             "stages": {s.name: {"seconds": s.seconds, "figures": s.figures, **_speed(s)} for s in stages},
-            "evaluations": self._keep_evaluations(stages, seed) if arm.name == self.evaluated else [],
+            "evaluations": self._keep_evaluations(stages, seed) if arm.name in self.evaluated else [],
             "curves": keep_curves(stages, self.curves_path(arm.name, seed)),
             "machine": machine(),
             "commit": commit(),
@@ -201,16 +201,26 @@ class Claim:
             f"seed {seed}: removing the records of {names} and, in {folder.path}, {', '.join(stages)}",
             file=sys.stderr,
         )
+        evaluations = {arm.name: self._kept_evaluations(arm.name, seed) for arm in gone}
         for arm in gone:
             self.record_path(arm.name, seed).unlink(missing_ok=True)
             if self.curves_path(arm.name, seed).exists():
                 shutil.rmtree(self.curves_path(arm.name, seed))
-            if arm.name == self.evaluated:
-                for path in (self.results / self.name / "evaluations").glob(f"*-seed{seed}.json"):
-                    path.unlink()
+            for name in evaluations.get(arm.name, []):
+                (self.results / self.name / "evaluations" / name).unlink(missing_ok=True)
         if folder.exists:
             with folder.lock():
                 folder.clear(stages)
+
+    def _kept_evaluations(self, arm: str, seed: int) -> list[str]:
+        """Files of an arm that is to be removed, even when its record can no longer be read."""
+        try:
+            return (self.record(arm, seed) or {}).get("evaluations", [])
+        except CorruptArtifact:
+            if arm not in self.evaluated:
+                return []
+            found = (self.results / self.name / "evaluations").glob(f"*-seed{seed}.json")
+            return [path.name for path in found]
 
     def execute(self, arm: Arm, seed: int) -> list[StageRun]:
         """Runs the arm's stages, and whatever before them is not finished, in runs/<recipe's name>-seed<k>."""

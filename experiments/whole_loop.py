@@ -6,13 +6,14 @@
     python experiments/whole_loop.py --pool              only the figures, from what is done
 
 An arm of a seed is done when docs/results/whole_loop/<arm>-seed<k>.json exists. Figures go to
-docs/results/whole_loop.jsonl. Nothing here looks at held-out tasks before the arm `eval`.
+docs/results/whole_loop.jsonl. Nothing here looks at held-out tasks but the arms `before` (SFT's rates) and `eval`;
+nothing is chosen by what they find.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from arms import Arm, Claim, Records, main_of
@@ -21,11 +22,9 @@ from cadenza.evaluation.figures import Figure, mean_over_seeds, points
 from cadenza.evaluation.result import EvalResult
 from cadenza.evaluation.statistics import (
     Outcomes,
-    TaskValues,
-    difference,
-    estimate,
     paired_change,
     pass_at_k,
+    saved_shares,
 )
 
 LONG = "heldout_hard"  # the split whose tasks need several contexts
@@ -40,15 +39,18 @@ class WholeLoop(Claim):
     recipe = "proof-loop"
     arms = (
         Arm("prepare", ("tasks", "base", "cpt", "mtp", "long", "sft_summary", "sft_sliding")),
+        # What is easy is said by SFT, before RL begins.
+        Arm("before", ("eval_before",), ("prepare",)),
         Arm("rl_summary", ("rl_summary",), ("prepare",)),
         Arm("rl_sliding", ("rl_sliding",), ("prepare",)),
         Arm("rl_short", ("rl_short",), ("prepare",)),
         Arm("realtime", ("realtime",), ("prepare", "rl_summary")),
-        Arm("eval", ("eval_*",), ("prepare", "rl_summary", "rl_sliding", "rl_short")),
+        Arm("eval", ("eval_summary", "eval_sliding"), ("before", "rl_summary", "rl_sliding", "rl_short")),
     )
+    evaluated = ("before", "eval")
 
     def figures(self, records: Records) -> list[Figure]:
-        seeds = [k for (arm, k) in records if arm == self.evaluated]
+        seeds = [k for (arm, k) in records if arm == "eval"]
         results = {k: self._by_policy(records, k) for k in seeds}
         told = [*_deltas(records), *_stages(records)]
         return [*_summaries(results), *_length(results), *told] if seeds else told
@@ -57,7 +59,8 @@ class WholeLoop(Claim):
         """Sampled results of one seed by policy and suite. Policies with summaries and with a sliding window have
         different harnesses: that is what is compared, so the harness may differ here and nothing else."""
         folder = self.results / self.name / "evaluations"
-        found = [EvalResult.load(folder / name) for name in records[self.evaluated, seed]["evaluations"]]
+        names = [name for arm in self.evaluated for name in records[arm, seed]["evaluations"]]
+        found = [EvalResult.load(folder / name) for name in names]
         return {(r.policy, r.suite): r for r in found if r.temperature > 0}
 
 
@@ -76,50 +79,51 @@ def _summaries(results: Results) -> list[Figure]:
     ):
         sides = _outcomes(results, new, LONG), _outcomes(results, old, LONG)
         if len(sides[0]) == len(sides[1]) == len(seeds):
-            figures.append(points(name, paired_change(*sides), seeds=seeds))
+            note = f"{new} {_runs(results, new)}; {old} {_runs(results, old)}"
+            if old == "sft_summary":
+                note += "; all that RL has changed, not the summaries alone"
+            figures.append(points(name, paired_change(*sides), seeds=seeds, note=note))
     return figures
+
+
+def _runs(results: Results, policy: str) -> str:
+    """What the policy's runs on the long split were like."""
+    records = [r for by in results.values() for r in by[policy, LONG].records if r.solved is not None]
+    contexts = [r.contexts for r in records if r.contexts is not None]
+    tokens = sum(r.tokens for r in records) / len(records)
+    several = sum(n > 1 for n in contexts) / max(1, len(contexts))
+    mean = sum(contexts) / max(1, len(contexts))
+    return f"{tokens:.0f} sampled tokens a run, {mean:.1f} contexts, {several:.0%} took several"
 
 
 def _length(results: Results) -> list[Figure]:
     """By how much the price made answers shorter, on easy and on hard tasks, and what it cost."""
     seeds = list(results)
-    suite = "heldout"
-    parts = [_outcomes(results, policy, suite) for policy in ("sft_summary", "rl_summary", "rl_short")]
-    if not all(len(part) == len(seeds) for part in parts):
+    sft, long, short = (_outcomes(results, p, "heldout") for p in ("sft_summary", "rl_summary", "rl_short"))
+    if not len(sft) == len(long) == len(short) == len(seeds):
         return []
-    figures = []
-    for name, chosen in (("easy", _easiest), ("hard", _hardest)):
-        drops = [_drop(long, short, chosen(sft)) for sft, long, short in zip(*parts, strict=True)]
-        drop = estimate(drops)
-        figures.append(points(f"length_drop_{name}", drop, seeds=seeds, note="share of tokens, times 100"))
-    change = paired_change(parts[2], parts[1])
+    easy = [_easiest(o) for o in sft]
+    hard = [set(o.task_ids) - chosen for o, chosen in zip(sft, easy, strict=True)]
+    drops = saved_shares(long, short, {"easy": easy, "hard": hard})
+    note = "sampled tokens saved, in hundredths; of all tasks' tokens together"
+    names = {
+        "easy": "length_drop_easy",
+        "hard": "length_drop_hard",
+        "easy-hard": "length_drop_easy_over_hard",
+    }
+    figures = [points(names[group], drop, seeds=seeds, note=note) for group, drop in drops.items()]
+    change = paired_change(short, long)
     _, low, _ = change.points()
-    met = "met" if low > MARGIN_POINTS else "missed"
-    note = f"bar: lower bound above {MARGIN_POINTS:g}: {met}"
+    word = "met" if low > MARGIN_POINTS else "missed"
+    note = f"bar: lower bound above {MARGIN_POINTS:g}: {word}"
     return [*figures, points("length_pass1_change_points", change, seeds=seeds, note=note)]
 
 
-def _drop(before: Outcomes, after: Outcomes, chosen: Callable[[str], bool]) -> TaskValues:
-    """Per task, the share of its tokens that the price saved; NaN for tasks that are not chosen."""
-    tokens = [TaskValues(o.task_ids, np.nanmean(o.tokens_NS, axis=1), (0.0, np.inf)) for o in (before, after)]
-    saved = difference(tokens[0], tokens[1])
-    row = {task: i for i, task in enumerate(before.task_ids)}
-    base = np.array([tokens[0].values_N[row[task]] for task in saved.task_ids])
-    kept = np.array([chosen(task) for task in saved.task_ids])
-    return TaskValues(saved.task_ids, np.where(kept, saved.values_N / base, np.nan), (-np.inf, 1.0))
-
-
-def _easiest(sft: Outcomes) -> Callable[[str], bool]:
+def _easiest(sft: Outcomes) -> set[str]:
     """The third of the tasks that SFT solves most often; ties by name, so that it is always the same third."""
     rates = pass_at_k(sft)
     order = sorted(zip(-np.nan_to_num(rates.values_N), rates.task_ids, strict=True))
-    easy = {task for _, task in order[: round(EASY_SHARE * len(order))]}
-    return easy.__contains__
-
-
-def _hardest(sft: Outcomes) -> Callable[[str], bool]:
-    easy = _easiest(sft)
-    return lambda task: not easy(task)
+    return {task for _, task in order[: round(EASY_SHARE * len(order))]}
 
 
 def _deltas(records: Records) -> list[Figure]:
@@ -133,8 +137,13 @@ def _deltas(records: Records) -> list[Figure]:
         ("rollouts_spanning_versions", "spans_versions", "share", "higher"),
     ):
         values = {k: stage[key] for k, stage in rl.items() if key in stage}
+        note = (
+            "compressed deltas, whole copies included, against plain weights"
+            if name == "delta_vs_full"
+            else ""
+        )
         if values:
-            figures.append(mean_over_seeds(name, values, unit, better=better))
+            figures.append(mean_over_seeds(name, values, unit, better=better, note=note))
     return figures
 
 
@@ -142,16 +151,20 @@ def _stages(records: Records) -> list[Figure]:
     """What single stages have found out: perplexity far out in a row, and whether damaged weights were held back."""
     long = {k: r["stages"]["long"]["figures"] for (arm, k), r in records.items() if arm == "prepare"}
     rounds = {k: r["stages"]["realtime"]["figures"] for (arm, k), r in records.items() if arm == "realtime"}
+    rounds = {k: f for k, f in rounds.items() if "damaged_refused" in f}  # drills may be left out
     figures = []
     if long:
         ratios = {
             k: f["perplexity_after_quarter4"] / f["perplexity_unstretched_quarter4"] for k, f in long.items()
         }
-        note = "perplexity in the last quarter of rows four times as long, after the phase against before"
+        first = [f["perplexity_after_quarter1"] / f["perplexity_unstretched_quarter1"] for f in long.values()]
+        note = "perplexity in the last quarter of rows four times as long, after the phase against before; in the "
+        note += f"first quarter, where no position is new: {sum(first) / len(first):.3g}"
         figures.append(mean_over_seeds("longctx_perplexity_ratio", ratios, "x", better="lower", note=note))
     if rounds:
         both = {k: float(f["damaged_refused"] and f["damaged_rolled_back"]) for k, f in rounds.items()}
-        note = "refused by the gate, and taken back by the canary when it was let past"
+        note = "refused by the gate, and taken back by the canary when it was let past; a round that lets it "
+        note += "through fails and has no record"
         figures.append(mean_over_seeds("bad_checkpoint_refused", both, "share", note=note))
     return figures
 

@@ -20,6 +20,7 @@ from cadenza.evaluation.statistics import (
     paired_change,
     pass_at_k,
     require_valid,
+    saved_shares,
     tokens_per_solved,
 )
 
@@ -211,3 +212,33 @@ def _true_gain() -> float:
 
 
 _TRUE_GAIN = _true_gain()
+
+
+def outcomes_of(tokens_NS: np.ndarray, lost: bool = False) -> Outcomes:
+    solved_NS = np.ones_like(tokens_NS)
+    if lost:  # a rollout that was lost is recorded with no tokens
+        solved_NS[:, 0], tokens_NS = np.nan, tokens_NS * (np.arange(tokens_NS.shape[1]) > 0)
+    return Outcomes(tuple(f"t{i}" for i in range(len(tokens_NS))), solved_NS, tokens_NS)
+
+
+def test_noise_alone_makes_the_group_with_more_of_it_shorter_or_longer():
+    """A mean of the tasks' own shares would say that a group of strongly varying length grew by a sixth."""
+    rng = np.random.default_rng(0)
+    spread_N1 = np.repeat([0.3, 0.8], 2000)[:, None]
+    sides = [outcomes_of(200 * np.exp(spread_N1 * rng.standard_normal((4000, 4)))) for _ in range(2)]
+    calm, wild = ({f"t{i}" for i in range(start, start + 2000)} for start in (0, 2000))
+    found = saved_shares([sides[0]], [sides[1]], {"calm": [calm], "wild": [wild]}, draws=200)
+    assert set(found) == {"calm", "wild", "calm-wild"}
+    for group in found.values():
+        assert abs(group.value) < 0.04 and group.low < group.value < group.high
+    assert found["calm-wild"].n_tasks == 4000
+
+
+def test_a_lost_rollout_counts_as_one_without_a_token():
+    tokens_NS = np.full((30, 3), 100.0)
+    shorter = outcomes_of(0.7 * tokens_NS, lost=True)
+    everything = {"all": [{f"t{i}" for i in range(30)}] * 2}
+    found = saved_shares([outcomes_of(tokens_NS)] * 2, [shorter] * 2, everything, draws=100)
+    assert found["all"].value == pytest.approx(0.3) and found["all"].per_seed == pytest.approx((0.3, 0.3))
+    with pytest.raises(ValueError, match="no task"):
+        saved_shares([shorter], [shorter], {"none": [{"elsewhere"}]}, draws=10)

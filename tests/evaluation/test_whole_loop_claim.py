@@ -23,22 +23,25 @@ def records_of(driver, tmp_path, seeds=(0, 1)) -> dict[tuple[str, int], dict[str
     folder = tmp_path / "whole_loop" / "evaluations"
     records: dict[tuple[str, int], dict[str, Any]] = {}
     for seed in seeds:
-        names = []
+        names: dict[str, list[str]] = {"before": [], "eval": []}
         for policy, skill in SKILL.items():
             for suite, tasks in (("heldout_hard", 60), ("heldout", 90)):
                 made = evaluation(policy, suite, seed, 0.6, tasks, 4, skill=skill)
                 if policy == "rl_short":
                     easy = [r.model_copy(update={"tokens": round(r.tokens * 0.7)}) for r in made.records]
                     made = made.model_copy(update={"records": tuple(easy)})
-                names.append(f"{policy}-{suite}-seed{seed}.json")
-                made.save(folder / names[-1])
-        records["eval", seed] = {"evaluations": names, "stages": {}}
+                name = f"{policy}-{suite}-seed{seed}.json"
+                names["before" if policy == "sft_summary" else "eval"].append(name)
+                made.save(folder / name)
+        for arm, kept in names.items():
+            records[arm, seed] = {"evaluations": kept, "stages": {}}
         figures = {"perplexity_after_quarter4": 20.0, "perplexity_unstretched_quarter4": 25.0}
+        figures |= {"perplexity_after_quarter1": 19.0, "perplexity_unstretched_quarter1": 20.0}
         records["prepare", seed] = {"stages": {"long": {"figures": figures}}}
         taken = {"damaged_refused": True, "damaged_rolled_back": seed == 0}
         records["realtime", seed] = {"stages": {"realtime": {"figures": taken}}}
         records["rl_summary", seed] = {
-            "stages": {"rl_summary": {"delta_vs_full": 0.6, "spans_versions": 0.3}}
+            "stages": {"rl_summary": {"delta_vs_full": 0.6, "spans_versions": 0.3, "swap_pause_steps": 0.2}}
         }
     return records
 
@@ -48,17 +51,17 @@ def test_a_figure_of_the_whole_loop_is_missing_or_of_another_pair(driver, tmp_pa
     figures = {f.figure: f for f in claim.figures(records_of(driver, tmp_path))}
     assert set(figures) == {
         "summary_vs_window_points", "summary_rl_vs_sft_points", "length_drop_easy", "length_drop_hard",
-        "length_pass1_change_points", "delta_vs_full", "rollouts_spanning_versions", "longctx_perplexity_ratio",
-        "bad_checkpoint_refused",
+        "length_drop_easy_over_hard", "length_pass1_change_points", "delta_vs_full", "swap_pause_steps",
+        "rollouts_spanning_versions", "longctx_perplexity_ratio", "bad_checkpoint_refused",
     }  # fmt: skip
     gain = figures["summary_vs_window_points"]
     assert gain.seeds == (0, 1) and gain.n == 60 and gain.interval and gain.interval[0] > 0
     assert figures["summary_rl_vs_sft_points"].value > gain.value
     assert "bar" in (figures["length_pass1_change_points"].note or "")
     for name in ("length_drop_easy", "length_drop_hard"):
-        assert figures[name].value == pytest.approx(30, abs=8), (
-            "the share of tokens that was saved, in points"
-        )
+        assert figures[name].value == pytest.approx(30, abs=3), "the share of tokens saved, in hundredths"
+    assert figures["length_drop_easy_over_hard"].value == pytest.approx(0, abs=3)
+    assert "took several" in (gain.note or "")
     easy, hard = (figures[f"length_drop_{name}"].n or 0 for name in ("easy", "hard"))
     assert 30 <= easy < 60 <= hard < 90, "a third of the tasks for each seed, by that seed's SFT"
     assert figures["longctx_perplexity_ratio"].value == 0.8 and figures["bad_checkpoint_refused"].value == 0.5
@@ -69,7 +72,12 @@ def test_figures_wait_for_what_is_not_there_yet(driver, tmp_path):
     claim = driver.WholeLoop(tmp_path, tmp_path / "runs")
     records = {k: r for k, r in records_of(driver, tmp_path).items() if k[0] in ("prepare", "rl_summary")}
     found = {f.figure for f in claim.figures(records)}
-    assert found == {"delta_vs_full", "rollouts_spanning_versions", "longctx_perplexity_ratio"}
+    assert found == {
+        "delta_vs_full",
+        "swap_pause_steps",
+        "rollouts_spanning_versions",
+        "longctx_perplexity_ratio",
+    }
     assert claim.figures({}) == []
 
 

@@ -18,7 +18,7 @@ from cadenza.evaluation.statistics import Outcomes, estimate, pass_at_k
 from cadenza.tasks.bugs import UNSEEN_FAMILIES
 
 FORMAT_VERSION = 1
-_RECORD_FIELDS = ("task", "sample", "solved", "failure", "tokens", "turns", "attempts")
+_RECORD_FIELDS = ("task", "sample", "solved", "failure", "tokens", "turns", "attempts", "contexts")
 
 
 class TaskFacts(StrictConfig):
@@ -34,7 +34,8 @@ class TaskFacts(StrictConfig):
 class EvalRecord(StrictConfig):
     """One rollout. ``solved`` None: no verdict, ``failure`` says why. A failure that is the model's own
     (``counts``) has ``solved`` False *and* its kind. ``tokens``: sampled by the policy. ``attempts``: trials
-    run for this slot, retries of infrastructure failures included."""
+    run for this slot, retries of infrastructure failures included. ``contexts``: windows of the run, None in a file
+    written before they were counted."""
 
     task_id: str
     sample: int
@@ -43,6 +44,7 @@ class EvalRecord(StrictConfig):
     tokens: int
     turns: int
     attempts: int = 1
+    contexts: int | None = None
 
     @model_validator(mode="after")
     def _no_silent_loss(self) -> EvalRecord:
@@ -126,7 +128,7 @@ class EvalResult(StrictConfig):
         order = {task: i for i, task in enumerate(self.tasks)}
         body["record_fields"] = list(_RECORD_FIELDS)
         body["records"] = [
-            [order[r.task_id], r.sample, r.solved, r.failure, r.tokens, r.turns, r.attempts]
+            [order[r.task_id], r.sample, r.solved, r.failure, r.tokens, r.turns, r.attempts, r.contexts]
             for r in self.records
         ]
         write_text(path, json.dumps(body, allow_nan=False, separators=(",", ":")) + "\n")
@@ -146,10 +148,11 @@ class EvalResult(StrictConfig):
                     f"{path} has format version {found}, this Cadenza reads {FORMAT_VERSION}",
                     "evaluate again with this version",
                 )
-            if body.pop("record_fields") != list(_RECORD_FIELDS):
+            fields = body.pop("record_fields")
+            if fields not in (list(_RECORD_FIELDS), list(_RECORD_FIELDS[:-1])):
                 raise ValueError("unknown record fields")
             tasks = list(body["tasks"])
-            rows = [dict(zip(_RECORD_FIELDS, row, strict=True)) for row in body["records"]]
+            rows = [dict(zip(fields, row, strict=True)) for row in body["records"]]
             body["records"] = [{"task_id": tasks[row.pop("task")], **row} for row in rows]
             return cls.model_validate(body)
         except (ValidationError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -181,6 +184,7 @@ def record_of(task: Task, sample: int, rollout: Rollout, attempts: int = 1) -> E
         task_id=task.id, sample=sample, solved=solved,
         failure=verdict.failure.kind if verdict.failure else None,
         tokens=rollout.sampled_tokens, turns=sum(len(s.turns) for s in rollout.segments), attempts=attempts,
+        contexts=len(rollout.segments),
     )  # fmt: skip
 
 

@@ -284,7 +284,7 @@ class Engine:
             assert s.request is not None
             drawn = ids[at : at + 1 + len(s.draft)]
             count = held(s.draft, drawn)
-            reason = ""
+            right, reason = count - 1, ""
             for k, token in enumerate(drawn[:count]):
                 s.ids.append(token)
                 s.logprobs.append(logprobs[at + k])
@@ -298,7 +298,9 @@ class Engine:
                     break
             s.weights[self.version] = self.digest
             if s.draft:
-                self._count(len(s.draft), count - 1)
+                # Where the turn ended among the guesses, those after the end were never put to the test.
+                judged = min(count, len(s.draft)) if reason else len(s.draft)
+                self._count(judged, min(right, judged))
                 s.tokens += s.draft[: count - 1]
                 self.forward.rewind(row, rows, count)
                 s.draft = []

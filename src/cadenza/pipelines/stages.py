@@ -75,6 +75,11 @@ class Stage(ABC, Generic[Settings]):
         """
 
 
+def seed_of(seed: int, label: str) -> int:
+    """A seed of 32 bits for one use, the same in every run with the same seed of the stage and label."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:4], "big")
+
+
 @dataclass(frozen=True)
 class StageContext:
     """Everything a stage is given.
@@ -113,4 +118,4 @@ class StageContext:
 
     def seed_for(self, label: str) -> int:
         """A seed of 32 bits for one use, the same in every run with the same recipe seed and label."""
-        return int.from_bytes(hashlib.sha256(f"{self.seed}/{label}".encode()).digest()[:4], "big")
+        return seed_of(self.seed, label)
