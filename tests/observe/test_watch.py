@@ -12,7 +12,7 @@ import pytest
 
 from cadenza.core.errors import ConfigError, MissingArtifact
 from cadenza.core.rundb import RunDatabase
-from cadenza.evaluation.report_inputs import MetricWriter, Span, append_lines
+from cadenza.evaluation.report_inputs import DecisionRecord, MetricWriter, Span, append_lines
 from cadenza.observe import live, live_report, serve
 from cadenza.observe.live import version_of
 
@@ -28,7 +28,8 @@ def run(tmp_path) -> tuple[Path, Path]:
         database.start_stage("r", "sft", 0, "d", {})
         database.finish_stage("r", "sft", "a", {"steps": 3})
         database.start_stage("r", "rl", 1, "d", {})
-        database.event("r", "gate", _gate(), wait=True)
+        database.event("r", "gate", {**_gate(), "candidate": "of an attempt that was thrown away"}, wait=True)
+    append_lines(folder / "gate.partial" / "decisions.jsonl", [DecisionRecord.from_event("gate", _gate())])
     with MetricWriter(folder / "rl.partial", "rl") as metrics:
         for step in (1, 2, 3):
             metrics.write(10.0 * step, step, pass_rate=0.2 * step, entropy=0.1)

@@ -84,10 +84,18 @@ def test_an_answer_that_was_never_shown_has_feedback():
     lost = Verdict(None, RolloutFailure("sandbox_gone", "x", retry=True, counts=False))
     policy = ServedPolicy(model="rl", version=1)
     assert react(rollout(1, False, verdict=lost), policy, USERS, 0) == []
+    canary = Canary(CanaryConfig(), "a")
+    canary.observe(policy, [])
+    assert canary.answers == {"serving": 0, "canary": 0}
     first = react(rollout(1, True), policy, USERS, 0)
     assert first == react(rollout(1, True), policy, USERS, 0) != react(rollout(1, True), policy, USERS, 1)
     questions = react(rollout(2, False, patch=""), policy, USERS, 0)
     assert questions[0].kind == "question.asked"
+    own = Verdict(None, RolloutFailure("patch_refused", "x", retry=False, counts=True))
+    assert react(rollout(4, False, verdict=own), policy, USERS, 0)[0].kind == "edit.shown"
+    assert not {e.event_id for e in first} & {
+        e.event_id for e in react(rollout(1, True), policy, USERS, 0, "later")
+    }
     trace = [{"broken": "no_end"}, {"error_kind": "invalid_arguments"}, {"error_kind": "not_found"}]
     events = react(rollout(3, False, trace=trace), policy, USERS, 0)
     assert (events[0].kind, events[0].payload) == ("tool.invalid", {"count": 2})

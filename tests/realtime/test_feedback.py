@@ -45,6 +45,17 @@ def test_a_line_that_a_crash_cut_spoils_what_comes_after(tmp_path, cut):
     assert log.read() == [event("edit.shown"), event("edit.accepted"), event("edit.rejected")]
 
 
+@pytest.mark.parametrize("longer", [0, 1, 60_000, 140_000])
+def test_a_long_cut_line_takes_the_whole_log_with_it(tmp_path, longer):
+    path = tmp_path / "feedback.jsonl"
+    FeedbackLog(path).append([event("edit.shown")])
+    with path.open("ab") as file:
+        file.write(b"x" * (5_536 + longer))
+    log = FeedbackLog(path)
+    log.append([event("edit.accepted")])
+    assert log.read() == [event("edit.shown"), event("edit.accepted")]
+
+
 def test_a_long_line_without_an_end_is_kept(tmp_path):
     path = tmp_path / "feedback.jsonl"
     path.write_bytes(b"x" * 200_000)

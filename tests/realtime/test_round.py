@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cadenza.core.types import Policy, Rollout, Task, Verdict
+from cadenza.core.types import Policy, Rollout, RolloutFailure, Task, Verdict
 from cadenza.realtime import CanaryConfig, FeedbackLog, FeedbackRewards, judge
 from cadenza.realtime import round as module
 from cadenza.realtime.rewards import baselines
@@ -84,7 +85,7 @@ def test_an_answer_is_lost_or_learned_from_with_the_wrong_sign(production):
     assert [a.rollout.task_id for a in answers] == [t.id for t in TASKS[:200]]
     assert production.placement.killed == [*server.services]
     judged = judge(production.log.read(), FeedbackRewards())
-    arms = {a.rollout.id: a.policy.arm for a in answers}
+    arms = {a.trajectory: a.policy.arm for a in answers}
     rollouts, advantages = advantages_of(answers, judged.rewards, baselines(judged.rewards, arms))
     assert len(rollouts) == len(judged.rewards) > 150
     assert sum(advantages) == pytest.approx(0.0, abs=1e-9)
@@ -115,6 +116,24 @@ def test_the_canary_shows_the_candidate_to_all_or_goes_on_after_it_has_decided(p
     events = production.log.read()
     assert {e.policy.propensity for e in events} == {0.5}
     assert {e.policy.version for e in events if e.policy.arm == "canary"} == {1}
+
+
+def test_an_answer_that_the_infrastructure_broke_is_held_against_the_policy(production):
+    lost = Verdict(None, RolloutFailure("sandbox_gone", "x", retry=True, counts=False))
+
+    class Frail(Pool):
+        async def trial(self, task, sample, seed, temperature):
+            rollout = await super().trial(task, sample, seed, temperature)
+            broken = self.asked.count(task.id) < (3 if task.id != "task0" else 9)
+            return dataclasses.replace(rollout, verdict=lost) if broken else rollout
+
+    async def go():
+        server = dataclasses.replace(await up(production, "sft", 0, "1.0"), pool=Frail(1.0))
+        return await production.serve(server, TASKS[:20])
+
+    answers = asyncio.run(go())
+    assert [bool(a.events) for a in answers] == [False] + [True] * 19
+    assert {a.rollout.verdict.score for a in answers[1:]} == {1.0}
 
 
 def test_too_few_users_deploy_a_candidate(production):

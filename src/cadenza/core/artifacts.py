@@ -138,3 +138,17 @@ def discard(folder: Path) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Of a model directory (``cadenza.model.hf``) with its tokenizer.
+MODEL_FILES = (
+    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
+)  # fmt: skip
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copies the model that is in an artifact, and nothing else of it. Raises ResourceExhausted: disk full."""
+    for name in MODEL_FILES:
+        if (source / name).is_file():
+            with disk_errors(target / name):
+                shutil.copy2(source / name, target / name)

@@ -12,7 +12,7 @@ from cadenza.core.errors import MissingArtifact
 from cadenza.core.files import read_table
 from cadenza.core.rundb import RunDatabase, StageRecord
 from cadenza.evaluation.report import Headline, Report, build_report
-from cadenza.evaluation.report_inputs import DecisionRecord, Metrics, RunInfo, StageInfo, read_run
+from cadenza.evaluation.report_inputs import Metrics, RunInfo, StageInfo, read_run
 
 SHOWN = ("metrics", "evaluations")  # folders of a stage whose files are shown, beside single ones
 FILES = ("timeline.jsonl", "trajectories.jsonl", "decisions.jsonl")
@@ -49,15 +49,10 @@ def live_report(run_dir: Path, database: Path | str) -> Report:
         run = opened.run(run_id)
         info = run_info(opened, run_id, run_dir.resolve().name, run.seed if run else 0)
         stages = opened.stages(run_id)
-        decisions = [
-            DecisionRecord.from_event(event["kind"], event["data"])
-            for kind in ("gate", "canary")
-            for event in opened.events(run_id, kind)
-        ]
     inputs = read_run(run_dir, info)
     report = build_report(inputs, latest=True)
     headline = _headline(run.status if run else "", stages, inputs.metrics)
-    return dataclasses.replace(report, headline=headline or report.headline, decisions=decisions)
+    return dataclasses.replace(report, headline=headline or report.headline)
 
 
 def version_of(run_dir: Path, database: Path | str) -> str:

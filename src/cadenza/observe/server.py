@@ -23,19 +23,20 @@ LEAST_S = 2.0  # between two looks at the files
 
 
 class _Page:
-    """The page as it was at most ``LEAST_S`` ago."""
+    """The page as it was at most ``LEAST_S`` ago, or four times as long as it takes to make, if that is longer: whoever
+    looks takes a fifth of a core from the run at most."""
 
     def __init__(self, run_dir: Path, database: Path | str) -> None:
         self._run_dir, self._database = run_dir, database
         self._lock = threading.Lock()
-        self._looked = 0.0
+        self._looked, self._pause_s = 0.0, LEAST_S
         self._version = ""
         self._made = ""
         self._text = ""
 
     def version(self) -> str:
         with self._lock:
-            if time.monotonic() - self._looked >= LEAST_S:
+            if time.monotonic() - self._looked >= self._pause_s:
                 self._version = version_of(self._run_dir, self._database)
                 self._looked = time.monotonic()
             return self._version
@@ -44,8 +45,10 @@ class _Page:
         version = self.version()
         with self._lock:
             if version != self._made:
+                begun = time.monotonic()
                 self._text = render_html(live_report(self._run_dir, self._database), live=version)
-                self._made = version
+                self._made, self._looked = version, time.monotonic()
+                self._pause_s = max(LEAST_S, 4 * (self._looked - begun))
             return self._text
 
 
@@ -64,6 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "no report now", str(error))
         except (BrokenPipeError, ConnectionResetError):  # the page was closed meanwhile
             pass
+        except OSError as error:  # a stage has ended and its folder was renamed between two looks at it
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "no report now", str(error))
 
     def _answer(self, kind: str, text: str) -> None:
         data = text.encode()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from cadenza.core.errors import ConfigError
 from cadenza.core.extras import TRAIN
 from cadenza.core.files import read_json, write_json
 from cadenza.pipelines.source_text import SourceTextConfig, source_text
@@ -69,7 +70,7 @@ class Cpt(Stage[CptConfig]):
             if config.stretch > 1.0:
                 found["unstretched"] = perplexities(self._starting_model(context, stretched=False))
             write_json(before, found)
-        middle = round(config.steps * config.keep_middle)
+        middle = max(1, round(config.steps * config.keep_middle)) if config.keep_middle else 0
 
         def on_step(step: int) -> None:
             if step == middle:
@@ -92,7 +93,13 @@ class Cpt(Stage[CptConfig]):
 
         model = load_model(context.input("base"))
         if "heads" in context.artifacts:
-            model = take_heads(model, load_model(context.input("heads")))
+            heads = load_model(context.input("heads"))
+            if not heads.config.mtp_heads:
+                raise ConfigError(
+                    f"the model that fills 'heads' of stage {context.name!r} has none",
+                    "name a stage that trains heads, or leave it out",
+                )
+            model = take_heads(model, heads)
         c = model.config
         if self.config.stretch > 1.0 or self.config.row_length > c.max_positions:
             factor = self.config.stretch if stretched else 1.0

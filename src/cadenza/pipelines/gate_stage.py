@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from cadenza.core.artifacts import copy_model
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import ConfigError
 from cadenza.core.files import write_bytes, write_json
@@ -27,8 +28,9 @@ class GateStageConfig(StrictConfig):
 
 
 class Gate(Stage[GateStageConfig]):
-    """Artifact: ``CANDIDATE.json`` and ``CANDIDATE.xml`` (JUnit), a decision each. Input ``evaluate``: the results;
-    every other role is a policy of that name."""
+    """Artifact: the policy that is served then (a model directory; none when nothing passed), ``CANDIDATE.json`` and
+    ``CANDIDATE.xml`` (JUnit), a decision each. Input ``evaluate``: the results; every other role is a policy of that
+    name."""
 
     Config = GateStageConfig
     inputs = ("evaluate",)
@@ -44,6 +46,11 @@ class Gate(Stage[GateStageConfig]):
                     f"candidate {name!r} of stage {context.name!r} is no input of it",
                     f'add inputs = {{ {name} = "{name}" }} to it in the recipe',
                 )
+            if not _results(context, name):
+                raise ConfigError(
+                    f"candidate {name!r} of stage {context.name!r} was not evaluated",
+                    "add it to the inputs of the stage that fills 'evaluate'",
+                )
             run = rl_run_id(context.run_id, name)  # a policy that no RL made has a key of the same form
             policy = self._record(context, run, name)
             context.database.point(f"{context.run_id}/candidate", run, policy.version)
@@ -53,6 +60,8 @@ class Gate(Stage[GateStageConfig]):
             if decision.promote:
                 context.database.point(f"{context.run_id}/serving", run, policy.version)
                 served, promoted = name, promoted + 1
+        if served:
+            copy_model(context.input(served), context.out)
         return {"serving": served, "promoted": promoted, "refused": len(self.config.candidates) - promoted}
 
     def _record(self, context: StageContext, run: str, name: str) -> Policy:

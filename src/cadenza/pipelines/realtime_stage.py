@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from cadenza.core.artifacts import MANIFEST
+from cadenza.core.artifacts import copy_model
 from cadenza.core.config import StrictConfig
-from cadenza.core.errors import CadenzaError, MissingArtifact
+from cadenza.core.errors import CadenzaError, ConfigError, MissingArtifact
 from cadenza.core.extras import TRAIN
 from cadenza.core.types import Policy, Task
 from cadenza.evaluation.evaluate import harness_digest
@@ -78,7 +78,17 @@ class Realtime(Stage[RealtimeConfig]):
     inputs = ("model", "tasks")
 
     def run(self, context: StageContext) -> Figures:
-        seen = {entry.task_id for entry in context.database.ledger(f"{context.run_id}/{self.config.after}")}
+        after = self.config.after
+        seen = (
+            {entry.task_id for entry in context.database.ledger(f"{context.run_id}/{after}")}
+            if after
+            else set()
+        )
+        if after and not seen:
+            raise ConfigError(
+                f"no RL stage {after!r} of this run has drawn a task",
+                f'name one in {context.name}.after, or set it to ""',
+            )
         context.database.rewind(context.rl_run, -1)  # what an interrupted attempt recorded
         tasks = [t for t in load_tasks(context.input("tasks") / self.config.split) if t.id not in seen]
         if len(tasks) <= self.config.answers:
@@ -98,6 +108,7 @@ class _Round:
         self.asked, self.later = tasks[: config.answers], tasks[config.answers :][: config.canary_tasks]
         self.model = context.input("model")
         self.run_key = context.rl_run
+        self.served = 0
         self.figures: Figures = {}
 
     async def run(self) -> Figures:
@@ -124,9 +135,9 @@ class _Round:
                 self.figures |= await metrics_of(serving.services[1])
             finally:
                 await self.production.shut(serving)
-        for file in winner.iterdir():
-            if file.is_file() and file.name != MANIFEST:
-                shutil.copy2(file, context.out / file.name)
+        copy_model(winner, context.out)
+        # Last of all: it never names a policy that is not kept.
+        self._point("serving", self.served)
         for name in ("candidate", DAMAGED, "weights"):
             shutil.rmtree(context.out / name, ignore_errors=True)
         return self.figures
@@ -141,12 +152,13 @@ class _Round:
         config, out, threads = self.config, self.context.out / "candidate", self.config.trainer_threads
         events = log.read()
         judged = judge(events, config.rewards)
-        arms = {a.rollout.id: a.policy.arm for a in answers}
+        arms = {a.trajectory: a.policy.arm for a in answers}
         rollouts, advantages = advantages_of(answers, judged.rewards, baselines(judged.rewards, arms))
         self.figures |= {f"share_{name}": share for name, share in judged.shares().items()} | behaviour(
             events
         )
-        self.figures["mean_reward"] = sum(judged.rewards.values()) / max(1, len(judged.rewards))
+        if judged.rewards:
+            self.figures["mean_reward"] = sum(judged.rewards.values()) / len(judged.rewards)
         trainer = self.placement.spawn(
             "trainer", TrainerService, str(self.model), config.step, threads, use_bf16(),
             ChainAddress(str(self.context.out / "weights")), threads=threads,
@@ -173,13 +185,12 @@ class _Round:
         """Gate, canary, drills; the folder of the policy that is served in the end."""
         tasks = load_tasks(self.context.input("tasks") / self.config.gate_split)[: self.config.gate_tasks]
         before = await self._measure(serving, tasks)
-        winner, served = self.model, 0
+        winner = self.model
         async with self._up("candidate", 1, candidate) as new:
             decision = self._decide(await self._measure(new, tasks), before)
             if decision.promote and (await self._try(serving, new, "deployed")).state == "passed":
-                self._point("serving", 1)
-                winner, served = candidate, 1
-        self.figures["deployed"] = served == 1
+                winner, self.served = candidate, 1
+        self.figures["deployed"] = self.served == 1
         if self.config.damage:
             await self._drill(serving, before, tasks)
         return winner
@@ -240,7 +251,7 @@ class _Round:
         salt = f"{self.context.seed}/{what}/{new.policy.version}"
         canary = await self.production.canary(serving, new, self.later, self.config.canary, salt)
         if canary.state != "passed":
-            self._point("canary", serving.policy.version)
+            self._point("canary", self.served)
         about = {"policy": new.policy.name, "state": canary.state, "reason": canary.reason}
         about |= {"answers": dict(canary.answers), "taken": dict(canary.taken)}
         self._record("canary", about)

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cadenza.core.config import StrictConfig
+from cadenza.core.errors import MissingArtifact
 from cadenza.training.config import MixtureConfig
 
 if TYPE_CHECKING:
@@ -29,6 +30,14 @@ class SourceTextConfig(StrictConfig):
     replay_share: float = Field(default=0.5, ge=0, le=1)
     row_length: int = Field(default=512, gt=1)
 
+    @model_validator(mode="after")
+    def _a_row_is_held_out(self) -> SourceTextConfig:
+        if self.held_out_tokens < self.row_length:
+            raise ValueError(
+                f"held_out_tokens = {self.held_out_tokens} is less than a row of {self.row_length}"
+            )
+        return self
+
 
 def source_text(
     config: SourceTextConfig, tokenizer: Tokenizer, seed: int
@@ -42,6 +51,12 @@ def source_text(
     documents = itertools.islice(python_documents(directories, held_out=False), config.source_documents)
     source = token_stream(documents, tokenizer, config.source_tokens)
     kept = token_stream(python_documents(directories, held_out=True), tokenizer, config.held_out_tokens)
+    for part, wanted in ((source, "source_tokens"), (kept, "held_out_tokens")):
+        if len(part) < length:
+            raise MissingArtifact(
+                f"the Python files of this machine give {len(part)} tokens for {wanted}, less than a row of {length}",
+                "lower row_length, or raise source_documents",
+            )
     held = microbatches(stream_rows(kept, 0, len(kept) // length, length), config.tokens_per_microbatch)
     count = max(1, round(config.tokens_per_step * (1 - config.replay_share) / length))
     replay = MixtureConfig(

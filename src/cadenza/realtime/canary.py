@@ -51,9 +51,10 @@ class Canary:
         return ("canary", self.config.share) if chosen else ("serving", 1.0 - self.config.share)
 
     def observe(self, policy: ServedPolicy, events: list[FeedbackEvent]) -> str:
-        """Counts one answer and decides; returns the state. An answer that its user broke off is not counted."""
+        """Counts one answer and decides; returns the state. An answer that its user broke off is not counted, nor one
+        without any event: it was never shown."""
         kinds = {event.kind for event in events}
-        if self.state != "watching" or "turn.interrupted" in kinds:
+        if self.state != "watching" or not kinds or "turn.interrupted" in kinds:
             return self.state
         self.answers[policy.arm] += 1
         self.taken[policy.arm] += bool(kinds & set(TAKEN))

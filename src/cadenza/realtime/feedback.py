@@ -119,10 +119,11 @@ class FeedbackLog:
     @staticmethod
     def _whole_bytes(file: Any, end: int) -> int:
         """Where the last whole line ends."""
-        step = 1 << 16
-        for start in range(max(0, end - step), -1, -step) if end else []:
+        while end:
+            start = max(0, end - (1 << 16))
             file.seek(start)
-            block = file.read(min(step, end - start))
+            block = file.read(end - start)
             if b"\n" in block:
                 return start + block.rindex(b"\n") + 1
+            end = start
         return 0

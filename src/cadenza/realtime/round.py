@@ -21,8 +21,9 @@ from cadenza.orchestration.placement import Placement, Remote
 from cadenza.orchestration.pool import RolloutPool
 from cadenza.realtime.canary import Canary, CanaryConfig
 from cadenza.realtime.feedback import FeedbackEvent, FeedbackLog, ServedPolicy
-from cadenza.realtime.users import UserConfig, react, user_of
+from cadenza.realtime.users import UserConfig, react, trajectory_id, user_of
 
+ATTEMPTS = 3  # at an answer that the infrastructure breaks
 Spawn = Callable[[Path], tuple[Remote, Remote]]  # a model's folder -> (engine, environment) that serve it
 
 
@@ -36,11 +37,12 @@ class TrafficConfig(StrictConfig):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one user got, who gave it, and what the user did."""
+    """What one user got, who gave it, and what the user did: nothing where the infrastructure broke it."""
 
     rollout: Rollout
     policy: ServedPolicy
     events: list[FeedbackEvent]
+    trajectory: str  # as the events call it
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Production:
 
         async def one(number: int, task: Task) -> Answer:
             async with room:
-                return await self._answer(server, task, number, policy)
+                return await self._answer(server, task, number, policy, "round")
 
         return list(await asyncio.gather(*(one(i, task) for i, task in enumerate(tasks))))
 
@@ -97,12 +99,13 @@ class Production:
         self, serving: Server, candidate: Server, tasks: Sequence[Task], config: CanaryConfig, salt: str
     ) -> Canary:
         """Users ask in groups of ``concurrency`` and meet the policy of their arm until the canary decides, or
-        there are no more: then what was not shown to be worse is not deployed either, and ``state`` is watching."""
+        there are no more: then what was not shown to be worse is not deployed either, and ``state`` is watching.
+        ``salt`` names the occasion."""
         canary = Canary(config, salt)
         step = self.config.concurrency
         for start in range(0, len(tasks), step):
             asking = enumerate(tasks[start : start + step], start)
-            met = [self._meet(canary, serving, candidate, task, number) for number, task in asking]
+            met = [self._meet(canary, serving, candidate, task, number, salt) for number, task in asking]
             for answer in await asyncio.gather(*met):
                 canary.observe(answer.policy, answer.events)
             if canary.state != "watching":
@@ -110,19 +113,25 @@ class Production:
         return canary
 
     async def _meet(
-        self, canary: Canary, serving: Server, candidate: Server, task: Task, number: int
+        self, canary: Canary, serving: Server, candidate: Server, task: Task, number: int, occasion: str
     ) -> Answer:
         arm, chance = canary.arm_of(user_of(task.id, self.config.users))
         server = candidate if arm == "canary" else serving
-        return await self._answer(server, task, number, _served(server.policy, arm, chance))
+        policy = _served(server.policy, arm, chance)
+        return await self._answer(server, task, number, policy, occasion)
 
-    async def _answer(self, server: Server, task: Task, number: int, policy: ServedPolicy) -> Answer:
+    async def _answer(
+        self, server: Server, task: Task, number: int, policy: ServedPolicy, occasion: str
+    ) -> Answer:
         seed = slot_seed(self.seed, f"{policy.arm}/{policy.version}/{task.id}", number)
-        rollout = await server.pool.trial(task, number, seed, self.config.temperature)
-        events = react(rollout, policy, self.config.users, self.seed)
+        for _ in range(ATTEMPTS):
+            rollout = await server.pool.trial(task, number, seed, self.config.temperature)
+            events = react(rollout, policy, self.config.users, self.seed, occasion)
+            if events:
+                break
         self.log.append(events)
         self.on_answer()
-        return Answer(rollout, policy, events)
+        return Answer(rollout, policy, events, trajectory_id(rollout, policy, occasion))
 
     async def measure(
         self, server: Server, tasks: Sequence[Task], suite: str, samples: int, harness_digest: str
@@ -151,7 +160,7 @@ def advantages_of(
     """What the trainer takes: answers with a reward, and by how much each was better than its arm's usual one."""
     rollouts, advantages = [], []
     for answer in answers:
-        reward = rewards.get(answer.rollout.id)
+        reward = rewards.get(answer.trajectory)
         if reward is not None:
             rollouts.append(answer.rollout)
             advantages.append(reward - baselines[answer.policy.arm])

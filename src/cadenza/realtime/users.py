@@ -44,14 +44,25 @@ def user_of(task_id: str, config: UserConfig) -> str:
     return hashlib.sha256(f"user-{number}".encode()).hexdigest()[:16]
 
 
-def react(rollout: Rollout, policy: ServedPolicy, config: UserConfig, seed: int) -> list[FeedbackEvent]:
-    """What the user does with one answer. The same rollout, policy and seed give the same events.
+def trajectory_id(rollout: Rollout, policy: ServedPolicy, occasion: str) -> str:
+    """Of one answer: the same task may be asked on several occasions, and of several policies."""
+    return f"{occasion}/{policy.arm}-{policy.version}/{rollout.id}"
 
-    A rollout that the infrastructure broke was never shown: it has no events.
+
+def react(
+    rollout: Rollout, policy: ServedPolicy, config: UserConfig, seed: int, occasion: str = "round"
+) -> list[FeedbackEvent]:
+    """What the user does with one answer. The same rollout, policy, occasion and seed give the same events.
+
+    A rollout that the infrastructure broke was never shown: it has no events. One that ended by the model's own failure
+    was, and does not solve the task.
     """
-    if rollout.verdict.score is None:
+    failure = rollout.verdict.failure
+    if failure is not None and not failure.counts:
         return []
-    rng = random.Random(f"{seed}/{rollout.id}/{policy.arm}/{policy.version}")
+    right = rollout.verdict.score is not None and rollout.verdict.score >= 1.0
+    name = trajectory_id(rollout, policy, occasion)
+    rng = random.Random(f"{seed}/{name}")
     user = user_of(rollout.task_id, config)
     consent = random.Random(f"{seed}/consent/{user}").random() < config.consent
     at = _BEGIN + timedelta(seconds=rng.randrange(86_400))
@@ -60,8 +71,8 @@ def react(rollout: Rollout, policy: ServedPolicy, config: UserConfig, seed: int)
     def add(kind: Kind, minutes: float, **payload: object) -> None:
         when = (at + timedelta(minutes=minutes)).isoformat(timespec="seconds")
         event = FeedbackEvent(
-            event_id=f"{policy.arm}-{policy.version}-{rollout.id}-{len(events)}", ts=when, recv_ts=when,
-            user_hash=user, consent=consent, session_id=rollout.id, trajectory_id=rollout.id, policy=policy,
+            event_id=f"{name}/{len(events)}", ts=when, recv_ts=when,
+            user_hash=user, consent=consent, session_id=name, trajectory_id=name, policy=policy,
             kind=kind, payload=payload,
         )  # fmt: skip
         events.append(event)
@@ -76,7 +87,7 @@ def react(rollout: Rollout, policy: ServedPolicy, config: UserConfig, seed: int)
     if rng.random() < config.interrupt:
         add("turn.interrupted", 1)
     elif rollout.patch and rng.random() >= config.silent:
-        _decide(rng, rollout.verdict.score >= 1.0, config, add)
+        _decide(rng, right, config, add)
     return events
 
 
