@@ -80,7 +80,7 @@ class Served:
                 self.guess_s += time.perf_counter() - begun
                 return found
 
-            self.engine.drafter.guess = timed
+            self.engine.drafter.guess = timed  # pyright: ignore[reportAttributeAccessIssue]
 
     def sample(self, name: str, turn: Turn, temperature: float) -> tuple[Completion, float]:
         """One turn, and the seconds after its first token is sampled; the guess that comes with that one included.
