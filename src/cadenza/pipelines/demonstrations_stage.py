@@ -33,6 +33,7 @@ class Demonstrations(Stage[DemonstrationsConfig]):
     """Artifact: ``demonstrations.cdzr``, only runs that finished and whose graded patch passes every test."""
 
     Config = DemonstrationsConfig
+    version = 2
     inputs = ("tasks", "tokenizer")
 
     def run(self, context: StageContext) -> Figures:

@@ -80,6 +80,7 @@ class Evaluate(Stage[EvaluateConfig]):
     ``trajectories.jsonl``. Every role but ``tasks`` is a policy of that name."""
 
     Config = EvaluateConfig
+    version = 2
     packages = TRAIN
     inputs = ("tasks",)
     open_inputs = True

@@ -33,6 +33,7 @@ class Gate(Stage[GateStageConfig]):
     name."""
 
     Config = GateStageConfig
+    version = 2
     inputs = ("evaluate",)
     open_inputs = True
 

@@ -74,6 +74,7 @@ class Realtime(Stage[RealtimeConfig]):
     Input ``model``: the policy that is served before; ``tasks``: the task set."""
 
     Config = RealtimeConfig
+    version = 2
     packages = TRAIN
     inputs = ("model", "tasks")
 

@@ -47,6 +47,7 @@ class RL(Stage[RLConfig]):
     """Artifact: a model directory (fp32). Input ``model``: the policy it starts from; ``tasks``: the task set."""
 
     Config = RLConfig
+    version = 2
     packages = TRAIN
     inputs = ("model", "tasks")
     resumable = True

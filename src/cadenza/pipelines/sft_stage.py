@@ -37,6 +37,7 @@ class Sft(Stage[SftConfig]):
     """Artifact: a model directory. Input ``model`` is the policy it starts from."""
 
     Config = SftConfig
+    version = 2
     packages = TRAIN
     inputs = ("model", "demonstrations")
     resumable = True
