@@ -89,7 +89,7 @@ def gaps(model: PolicyModel, samples: list[Sample], keep: float | None, bf16: bo
     return np.concatenate(found)
 
 
-def other_experts(model: PolicyModel, samples: list[Sample]) -> float:
+def other_experts(model: PolicyModel, samples: list[Sample], bf16: bool) -> float:
     """Share of all (token, layer) that the trainer would send to other experts than the engine did."""
     watched = LayerReplay.pick
     differ, seen = 0, 0
@@ -104,7 +104,7 @@ def other_experts(model: PolicyModel, samples: list[Sample]) -> float:
 
     LayerReplay.pick = pick  # the one place where both choices are known
     try:
-        gaps(model, samples, 0.0, bf16=False)
+        gaps(model, samples, 0.0, bf16)
     finally:
         LayerReplay.pick = watched
     return differ / max(1, seen)
@@ -136,7 +136,10 @@ def measure(args: argparse.Namespace, run: Path) -> dict[str, dict[str, float]]:
     def look(condition: str, samples: list[Sample]) -> None:
         found[condition] = {
             name: float(np.quantile(gaps(model, samples, keep, bf16), 0.99)) for name, keep in MODES.items()
-        } | {"other": other_experts(model, samples), "tokens": float(sum(s.sampled_T.sum() for s in samples))}
+        } | {
+            "other": other_experts(model, samples, bf16),
+            "tokens": float(sum(s.sampled_T.sum() for s in samples)),
+        }
 
     for noise in args.noise:
         samples = sampled(args, run / args.model, rollouts, noise)
