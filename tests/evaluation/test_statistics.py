@@ -238,6 +238,10 @@ def test_a_lost_rollout_counts_as_one_without_a_token():
     tokens_NS = np.full((30, 3), 100.0)
     shorter = outcomes_of(0.7 * tokens_NS, lost=True)
     everything = {"all": [{f"t{i}" for i in range(30)}] * 2}
+    order = np.arange(30)[::-1]  # results may list their tasks differently
+    shorter = Outcomes(tuple(f"t{i}" for i in order), shorter.solved_NS[order], shorter.tokens_NS[order])
+    tokens_NS[3] = shorter.tokens_NS[26] = 1000.0, 1000.0, 1000.0
+    shorter.tokens_NS[26] *= 0.7
     found = saved_shares([outcomes_of(tokens_NS)] * 2, [shorter] * 2, everything, draws=100)
     assert found["all"].value == pytest.approx(0.3) and found["all"].per_seed == pytest.approx((0.3, 0.3))
     with pytest.raises(ValueError, match="no task"):

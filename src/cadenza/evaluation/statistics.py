@@ -223,11 +223,10 @@ def saved_shares(
     Raises ValueError when the tasks differ, or a group has none in some seed.
     """
     old, new = ([_mean_tokens(o) for o in side] for side in (before, after))
-    new = [
-        TaskValues(o.task_ids, o.values_N + difference(n, o).values_N) for n, o in zip(new, old, strict=True)
-    ]
-    old_KN, new_KN = _align(old), _align(new)
+    if any(set(o.task_ids) != set(n.task_ids) for o, n in zip(old, new, strict=True)):
+        raise ValueError("a paired comparison needs the same tasks on both sides")
     task_ids = list(dict.fromkeys(t for o in old for t in o.task_ids))
+    old_KN, new_KN = (_align(side, task_ids) for side in (old, new))
     usable_KN = np.isfinite(old_KN) & np.isfinite(new_KN)
     counts_BN = _counts(len(task_ids), draws, seed, 0).astype(float)
     saved: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # per seed, per draw
@@ -274,9 +273,10 @@ def non_inferiority(change: Estimate, margin: float) -> NonInferiority:
     return NonInferiority(margin, change.low, change.low > -margin)
 
 
-def _align(by_seed: Sequence[TaskValues]) -> np.ndarray:
-    """(K, N) over the union of tasks, NaN where a seed lacks the task or its value."""
-    columns = {task: i for i, task in enumerate(dict.fromkeys(t for v in by_seed for t in v.task_ids))}
+def _align(by_seed: Sequence[TaskValues], task_ids: Sequence[str] = ()) -> np.ndarray:
+    """(K, N) over ``task_ids``, by default the union of tasks, NaN where a seed lacks the task or its value."""
+    found = task_ids or dict.fromkeys(t for v in by_seed for t in v.task_ids)
+    columns = {task: i for i, task in enumerate(found)}
     values_KN = np.full((len(by_seed), len(columns)), np.nan)
     for k, one in enumerate(by_seed):
         values_KN[k, [columns[t] for t in one.task_ids]] = one.values_N
