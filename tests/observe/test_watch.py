@@ -90,6 +90,7 @@ def test_a_change_is_not_seen_or_seen_where_there_is_none(run):
 def page(run, monkeypatch):
     """The address of a page that is served."""
     monkeypatch.setattr("cadenza.observe.server.LEAST_S", 0.0)
+    monkeypatch.setattr("cadenza.observe.server.REST", 0)
     ready, found = threading.Event(), {}
 
     def on_ready(address, server):

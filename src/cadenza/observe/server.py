@@ -20,11 +20,12 @@ from cadenza.evaluation.report_html import render_html
 from cadenza.observe.live import live_report, version_of
 
 LEAST_S = 2.0  # between two looks at the files
+REST = 4  # times as long as the page took to make, before the next
 
 
 class _Page:
-    """The page as it was at most ``LEAST_S`` ago, or four times as long as it takes to make, if that is longer: whoever
-    looks takes a fifth of a core from the run at most."""
+    """The page as it was at most ``LEAST_S`` ago, or ``REST`` times as long as it takes to make, if that is longer:
+    whoever looks takes a fifth of a core from the run at most."""
 
     def __init__(self, run_dir: Path, database: Path | str) -> None:
         self._run_dir, self._database = run_dir, database
@@ -48,7 +49,7 @@ class _Page:
                 begun = time.monotonic()
                 self._text = render_html(live_report(self._run_dir, self._database), live=version)
                 self._made, self._looked = version, time.monotonic()
-                self._pause_s = max(LEAST_S, 4 * (self._looked - begun))
+                self._pause_s = max(LEAST_S, REST * (self._looked - begun))
             return self._text
 
 
