@@ -36,7 +36,7 @@ demo: $(STAMP) ## train the demo agent from tasks to report; QUICK=1 for a short
 	$(BIN)/cadenza train $(RECIPE)
 
 .PHONY: proof
-proof: $(STAMP) ## rerun the measured claims (hours; resumable by claim, arm and seed)
+proof: $(STAMP) ## measure the claims that are not recorded yet (hours; resumable by claim, arm and seed)
 	$(BIN)/python experiments/first_loop.py
 	$(BIN)/python experiments/whole_loop.py
 	$(BIN)/python benchmarks/speculative.py runs/proof-loop-seed* --model rl_summary --sft sft_summary --json > speculative.tmp

@@ -1,6 +1,7 @@
 """``cadenza eval`` and ``cadenza agent`` on a real (untrained) model, real tasks and real sandboxes."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cadenza.core.errors import CadenzaError, ServiceDied
+from cadenza.harness import Limits, save_limits
 from cadenza.sandbox import SandboxGone
 from cadenza.tasks.patch import PatchRefused
 from cadenza.tokens import SessionLost
@@ -75,6 +77,18 @@ def test_an_untrained_model_is_measured_and_every_trial_has_a_verdict(cadenza, m
     assert figures["tasks"] == 2 and figures["samples"] == 2
     assert 0.0 <= figures["pass@1"]["value"] <= 1.0
     assert len(json.loads((tmp_path / "all.json").read_text())["records"]) == 4
+
+
+def test_a_model_is_measured_under_other_limits_than_it_was_trained_under(cadenza, model, tasks, tmp_path):
+    limited = Path(shutil.copytree(model, tmp_path / "limited"))
+    save_limits(Limits(max_turns=1), limited)
+    turns = []
+    for policy in (model, limited):
+        done = cadenza("eval", policy, "--tasks", tasks, "--temperature", 1.0, "--out", f"{policy.name}.json")
+        assert done.returncode == 0, done.stderr
+        body = json.loads((tmp_path / f"{policy.name}.json").read_text())
+        turns.append([row[body["record_fields"].index("turns")] for row in body["records"]])
+    assert max(turns[0]) > 1 and set(turns[1]) == {1}
 
 
 def test_the_agent_works_on_a_copy_and_leaves_the_folder_alone(cadenza, model, tmp_path):

@@ -140,9 +140,10 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# Of a model directory (``cadenza.model.hf``) with its tokenizer.
+# Of a model directory (``cadenza.model.hf``), with its tokenizer and its agent's limits.
 MODEL_FILES = (
-    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
+    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    "agent.json",
 )  # fmt: skip
 
 

@@ -28,41 +28,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import Field, model_validator
-
-from cadenza.core.config import StrictConfig
 from cadenza.core.types import Segment, TokenKind, format_weights
+from cadenza.harness.limits import Limits
 from cadenza.harness.tools import ToolLibrary, ToolResult
-from cadenza.harness.windows import Window, WindowConfig, carried_over, next_context
+from cadenza.harness.windows import Window, carried_over, next_context
 from cadenza.tokens import BrokenCall, Call, CompactRenderer, Final, Parsed, Sampled, Sampling, TokenSession
-
-
-class Limits(StrictConfig):
-    """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike.
-
-    ``max_turns``: sampled turns. ``max_tokens_per_turn``: sampled tokens of one turn; a turn that is cut there ends
-    the run. ``max_context_tokens``: of the whole context. ``max_errors_in_a_row``: calls that one after another were
-    broken, refused or without effect. ``wall_s``: seconds from the first turn to the last.
-    """
-
-    max_turns: int = Field(default=24, gt=0)
-    max_tokens_per_turn: int = Field(default=192, gt=0)
-    max_context_tokens: int = Field(default=1536, gt=0)
-    max_output_tokens: int = Field(default=448, gt=0)  # of one tool result
-    max_errors_in_a_row: int = Field(default=3, gt=0)
-    wall_s: float = Field(default=60.0, gt=0)
-    windows: WindowConfig = WindowConfig()
-
-    @model_validator(mode="after")
-    def _a_triggered_context_has_room(self) -> Limits:
-        needed = self.windows.trigger + self.max_tokens_per_turn + self.max_output_tokens
-        needed += self.windows.summary_tokens + 16 if self.windows.mode == "summary" else 0
-        if self.windows.mode != "off" and needed > self.max_context_tokens:
-            raise ValueError(
-                f"windows.trigger leaves no room for one more turn, its result and the summary: {needed} tokens of "
-                f"max_context_tokens = {self.max_context_tokens}"
-            )
-        return self
 
 
 @dataclass(slots=True)

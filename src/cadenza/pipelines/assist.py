@@ -9,7 +9,7 @@ from typing import Any
 
 from cadenza.core.artifacts import verify_if_artifact
 from cadenza.core.errors import CadenzaError, ServiceDied
-from cadenza.harness import Agent, demo_tools
+from cadenza.harness import Agent, Limits, demo_tools, limits_of
 from cadenza.harness.work_on import Work, work_on
 from cadenza.inference.client import EngineClient
 from cadenza.inference.requests import Completion, EngineConfig, Request
@@ -27,7 +27,8 @@ def assist(
     seed: int = 0,
     on_step: Callable[[dict[str, Any]], None] | None = None,
 ) -> Work:
-    """Lets the model work on a copy of ``directory``, which is not touched; ``Work.apply`` writes the changes.
+    """Lets the model work on a copy of ``directory``, which is not touched; ``Work.apply`` writes the changes. The
+    agent has the limits that the model was trained under.
 
     Args:
         task: what to do, as one would tell a colleague.
@@ -42,7 +43,9 @@ def assist(
 
     verify_if_artifact(model)
     renderer = CompactRenderer(Tokenizer.load(model))
-    service = EngineService(str(model), EngineConfig())
+    limits = limits_of(model) or Limits()
+    room = max(EngineConfig().max_context, limits.max_context_tokens)
+    service = EngineService(str(model), EngineConfig(max_context=room))
 
     async def exchange(
         client: str, requests: list[Request], closed: list[str], wait_s: float
@@ -62,7 +65,7 @@ def assist(
                     task,
                     open_session,
                     backend,
-                    agent=Agent(renderer, demo_tools()),
+                    agent=Agent(renderer, demo_tools(), limits),
                     make_patch=make_patch,
                     sampling=Sampling(temperature=temperature),
                     on_step=on_step,

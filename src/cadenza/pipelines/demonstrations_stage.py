@@ -10,7 +10,7 @@ from pydantic import Field
 from cadenza.core.config import StrictConfig
 from cadenza.core.errors import CorruptArtifact
 from cadenza.core.types import Rollout
-from cadenza.harness import Agent, Limits, demo_tools
+from cadenza.harness import Agent, Limits, demo_tools, save_limits
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.rollouts import ExpertConfig, ScriptedExpert, Trial, run_trial, run_trials
 from cadenza.rollouts.record import write_rollouts
@@ -30,7 +30,8 @@ class DemonstrationsConfig(StrictConfig):
 
 
 class Demonstrations(Stage[DemonstrationsConfig]):
-    """Artifact: ``demonstrations.cdzr``, only runs that finished and whose graded patch passes every test."""
+    """Artifact: ``demonstrations.cdzr``, only runs that finished and whose graded patch passes every test, and the
+    limits they kept to."""
 
     Config = DemonstrationsConfig
     version = 2
@@ -50,6 +51,7 @@ class Demonstrations(Stage[DemonstrationsConfig]):
                 "the expert solved no task", "this is a defect; report it with the recipe and the log"
             )
         write_rollouts(context.out / "demonstrations.cdzr", solved)
+        save_limits(config.agent, context.out)
         return {
             "demonstrations": len(solved),
             "solved_share": len(solved) / len(rollouts),

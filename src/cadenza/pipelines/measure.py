@@ -13,7 +13,9 @@ from cadenza.evaluation.evaluate import evaluate, harness_digest
 from cadenza.evaluation.result import EvalResult
 from cadenza.evaluation.statistics import estimate, pass_at_k
 from cadenza.evaluation.suite import EvalLimits
-from cadenza.harness import Agent, demo_tools
+from cadenza.harness import Agent, Limits, demo_tools, limits_of
+from cadenza.inference.requests import EngineConfig
+from cadenza.orchestration.environment import EnvironmentConfig
 from cadenza.orchestration.pool import RolloutPool
 from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
 from cadenza.tasks.directory import load_tasks
@@ -30,7 +32,8 @@ def measure_model(
     seed: int,
     progress: Progress,
 ) -> EvalResult:
-    """Runs ``samples`` trials of each task (of the first ``limit``) and grades them in fresh sandboxes.
+    """Runs ``samples`` trials of each task (of the first ``limit``) and grades them in fresh sandboxes. The agent has
+    the limits that the model was trained under.
 
     Raises:
         MissingArtifact, CorruptArtifact: no usable model, tokenizer or task set there.
@@ -38,8 +41,13 @@ def measure_model(
     """
     verify_if_artifact(model)
     chosen = load_tasks(tasks)[:limit]
-    config = ServicesConfig(placement="in_process")
-    agent = Agent(CompactRenderer(Tokenizer.load(model)), demo_tools(), config.environment.agent)
+    limits = limits_of(model) or Limits()
+    config = ServicesConfig(
+        placement="in_process",
+        engine=EngineConfig(max_context=max(EngineConfig().max_context, limits.max_context_tokens)),
+        environment=EnvironmentConfig(agent=limits),
+    )
+    agent = Agent(CompactRenderer(Tokenizer.load(model)), demo_tools(), limits)
     with placement_of(config) as placement:
         engine = spawn_engine(placement, config, model)
         environment = spawn_environment(placement, config, engine, model)

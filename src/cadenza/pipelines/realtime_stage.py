@@ -24,7 +24,7 @@ from cadenza.core.types import Policy, Task
 from cadenza.evaluation.evaluate import harness_digest
 from cadenza.evaluation.gate import Decision, GateConfig, decide
 from cadenza.evaluation.report_inputs import DecisionRecord, append_lines
-from cadenza.harness import Agent, demo_tools
+from cadenza.harness import Agent, demo_tools, save_limits
 from cadenza.orchestration.engine_metrics import metrics_of
 from cadenza.orchestration.placement import Remote
 from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
@@ -177,6 +177,7 @@ class _Round:
         tokenizer = Tokenizer.load(self.model)
         out.mkdir()
         tokenizer.save(out)
+        save_limits(config.services.environment.agent, out)
         ends = tokenizer.id("<|bos|>"), tokenizer.id("<|end|>")
         trainer.call("export", str(out), *ends).result(timeout=CALL_S)
         self.placement.kill(trainer)

@@ -13,6 +13,7 @@ from cadenza.core.errors import ServiceDied
 from cadenza.core.extras import TRAIN
 from cadenza.core.types import Rollout, Task
 from cadenza.evaluation.report_inputs import MetricWriter, Span, append_lines, read_metrics
+from cadenza.harness import save_limits
 from cadenza.orchestration.rl_run import RLRun, RunConfig, Services
 from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
 from cadenza.pipelines.stages import Figures, Stage, StageContext
@@ -118,6 +119,7 @@ class RL(Stage[RLConfig]):
                 )  # fmt: skip
                 result = rl.run()
             tokenizer.save(context.out)
+            save_limits(config.services.environment.agent, context.out)
             trainer.call("export", str(context.out), tokenizer.id("<|bos|>"), tokenizer.id("<|end|>")).result(
                 timeout=60
             )

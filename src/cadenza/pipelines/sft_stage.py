@@ -7,6 +7,7 @@ from pydantic import Field
 from cadenza.core.config import StrictConfig
 from cadenza.core.extras import TRAIN
 from cadenza.evaluation.report_inputs import read_metrics
+from cadenza.harness import limits_of, save_limits
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.rollouts.record import read_rollouts
 from cadenza.training.config import OptimizerConfig, SftDataConfig
@@ -94,6 +95,8 @@ class Sft(Stage[SftConfig]):
         if best.is_file():
             model.load_state_dict(load_state(best))
         save_with_tokenizer(model, tokenizer, context.out)
+        if limits := limits_of(context.input("demonstrations")):
+            save_limits(limits, context.out)
         run.finish()
         best.unlink(missing_ok=True)
         return {

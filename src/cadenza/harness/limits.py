@@ -1,0 +1,65 @@
+"""Bounds of a run, and how they travel with the model that was trained under them.
+
+A policy learns to work within its limits: when its context ends, what a summary is asked for, how many turns it has.
+Whoever serves or measures it elsewhere has to keep to them, so a model directory says what they were.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, ValidationError, model_validator
+
+from cadenza.core.config import StrictConfig
+from cadenza.core.errors import CorruptArtifact
+from cadenza.core.files import read_json, write_json
+from cadenza.harness.windows import WindowConfig
+
+LIMITS_FILE = "agent.json"
+
+
+class Limits(StrictConfig):
+    """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike.
+
+    ``max_turns``: sampled turns. ``max_tokens_per_turn``: sampled tokens of one turn; a turn that is cut there ends
+    the run. ``max_context_tokens``: of the whole context. ``max_errors_in_a_row``: calls that one after another were
+    broken, refused or without effect. ``wall_s``: seconds from the first turn to the last.
+    """
+
+    max_turns: int = Field(default=24, gt=0)
+    max_tokens_per_turn: int = Field(default=192, gt=0)
+    max_context_tokens: int = Field(default=1536, gt=0)
+    max_output_tokens: int = Field(default=448, gt=0)  # of one tool result
+    max_errors_in_a_row: int = Field(default=3, gt=0)
+    wall_s: float = Field(default=60.0, gt=0)
+    windows: WindowConfig = WindowConfig()
+
+    @model_validator(mode="after")
+    def _a_triggered_context_has_room(self) -> Limits:
+        needed = self.windows.trigger + self.max_tokens_per_turn + self.max_output_tokens
+        needed += self.windows.summary_tokens + 16 if self.windows.mode == "summary" else 0
+        if self.windows.mode != "off" and needed > self.max_context_tokens:
+            raise ValueError(
+                f"windows.trigger leaves no room for one more turn, its result and the summary: {needed} tokens of "
+                f"max_context_tokens = {self.max_context_tokens}"
+            )
+        return self
+
+
+def save_limits(limits: Limits, directory: Path) -> None:
+    """Beside the model. Raises ResourceExhausted: disk full."""
+    write_json(directory / LIMITS_FILE, limits.model_dump(mode="json"))
+
+
+def limits_of(directory: Path) -> Limits | None:
+    """Those that a model was trained under; None for one that no agent has trained. Raises CorruptArtifact."""
+    path = directory / LIMITS_FILE
+    if not path.is_file():
+        return None
+    try:
+        return Limits.model_validate(read_json(path))
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise CorruptArtifact(
+            f"{path} does not hold the limits of an agent: {reason}", "restore the file"
+        ) from None

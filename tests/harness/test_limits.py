@@ -1,0 +1,23 @@
+"""The limits that travel with a model."""
+
+from __future__ import annotations
+
+import pytest
+
+from cadenza.core.errors import CorruptArtifact
+from cadenza.harness import Limits, limits_of, save_limits
+from cadenza.harness.windows import WindowConfig
+
+
+def test_a_model_is_used_under_other_limits_than_it_was_trained_under(tmp_path):
+    assert limits_of(tmp_path) is None
+    limits = Limits(max_turns=32, windows=WindowConfig(mode="summary", trigger=704, most=3))
+    save_limits(limits, tmp_path)
+    assert limits_of(tmp_path) == limits != Limits()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"max_turns": 0}', '{"turns": 3}'])
+def test_limits_that_cannot_be_used_are_passed_over(tmp_path, text):
+    (tmp_path / "agent.json").write_text(text)
+    with pytest.raises(CorruptArtifact, match="agent.json"):
+        limits_of(tmp_path)
