@@ -27,9 +27,10 @@ HEAD = """# Configuration
 
 <!-- Written by scripts/configuration_page.py; edit the classes it names. -->
 
-A recipe is a TOML file: a few keys of its own and one `[[stage]]` table a stage. Every key below can be set in a recipe
-or with `--set`, for example `--set rl.max_steps=100`. An unknown key is refused. Keys marked *operational* change
-how a stage runs but not what it makes: changing them never makes finished work stale.
+A recipe is a TOML file: a few keys of its own and one `[[stage]]` table a stage. Every key below can be set in a
+recipe or with `--set`, for example `--set rl.max_steps=100`; `NAME` stands for a name of yours, and a list (`[]`) is
+set whole. An unknown key is refused. Keys marked *operational* change how a stage runs but not what it makes:
+changing them never makes finished work stale.
 
 Any `[[stage]]` may also have `kind` (an import path, `package.module:Class`), `inputs` (a table: role = stage, or a
 path with a `/`), `seed`, and `like` (another stage, whose keys it takes over before its own). `extends = "NAME"` at
@@ -80,7 +81,7 @@ def section(model: type[BaseModel], prefix: str = "", hidden: tuple[str, ...] = 
             continue
         inner = _model_in(field.annotation)
         if inner is not None:
-            nested.append((f"{prefix}{name}", inner))
+            nested.append((f"{prefix}{name}{_many(field.annotation)}", inner))
         notes = _notes(name, field, texts.get(name, ""))
         default = _default(field) if inner is None else "see below"
         rows.append(f"| `{prefix}{name}` | {_type(field.annotation)} | {default} | {_cell(notes)} |")
@@ -102,6 +103,12 @@ def _notes(name: str, field: Any, text: str) -> str:
     if isinstance(extra, dict) and extra.get("operational"):
         parts.append("operational")
     return "; ".join(filter(None, parts))
+
+
+def _many(annotation: Any) -> str:
+    """What stands between the key of a table of tables, or of a list of them, and the keys of one."""
+    origin = typing.get_origin(annotation)
+    return ".NAME" if origin is dict else "[]" if origin in (list, tuple) else ""
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
