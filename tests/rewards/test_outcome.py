@@ -128,14 +128,21 @@ def test_a_reward_that_is_not_finite_is_refused():
 @given(
     kinds=st.lists(st.integers(0, 4), max_size=200),
     k=st.floats(1e-4, 1.0),
-    q=st.floats(0.0, 1.0),
+    q=st.floats(0.0, 3.0),
 )
 @example(kinds=[], k=1.0, q=0.9999999999999999)
+@example(kinds=[], k=1.0, q=1.0000000000000002)
 def test_the_length_cost_is_finite_and_grows_with_every_counted_token(kinds, k, q):
     config = LengthPenalty(scale=1.0, k=k, q=q, per_call=2.0)
     cost = length_cost([segment(*kinds)], TRACE, config)
     more = length_cost([segment(*kinds, 2)], TRACE, config)
     assert math.isfinite(cost) and 0 <= cost < more
+
+
+def test_a_price_that_is_bounded_goes_on_growing():
+    config = LengthPenalty(scale=1.0, k=0.005, q=2.0)  # x / (1 + k x)
+    costs = [length_cost([segment(*[2] * n)], [], config) for n in (200, 2_000, 200_000)]
+    assert costs == pytest.approx([200 / 2, 2_000 / 11, 200_000 / 1_001]) and costs[-1] < 200
 
 
 def test_the_prompt_is_free_and_calls_are_counted():

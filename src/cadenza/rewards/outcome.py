@@ -24,13 +24,15 @@ class LengthPenalty(StrictConfig):
     """Weights of the length penalty.
 
     ``scale``: factor on the whole penalty, in units of reward; 0 turns it off. ``k``: how soon the penalty bends, per
-    weighted token. ``q``: how strongly it bends, 0 (a line) to 1 (the logarithm). ``think``, ``call``, ``output``,
-    ``final``: weight of a token of that kind. ``per_call``, ``per_turn``: weight of one call, of one turn.
+    weighted token. ``q``: how strongly it bends: 0 a line, 1 the logarithm, above 1 it stays below
+    ``scale / (k (q - 1))`` however long a run is, so that long work on a hard task is hardly dearer for being longer.
+    ``think``, ``call``, ``output``, ``final``: weight of a token of that kind. ``per_call``, ``per_turn``: weight of
+    one call, of one turn.
     """
 
     scale: float = 0.0
     k: float = Field(default=0.01, gt=0)
-    q: float = Field(default=0.5, ge=0, le=1)
+    q: float = Field(default=0.5, ge=0)
     think: float = 1.0
     call: float = 1.0
     output: float = 0.25
