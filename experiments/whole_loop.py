@@ -6,7 +6,7 @@
     python experiments/whole_loop.py --pool              only the figures, from what is done
 
 An arm of a seed is done when docs/results/whole_loop/<arm>-seed<k>.json exists. Figures go to
-docs/results/whole_loop.jsonl. Nothing here looks at held-out tasks but the arms `before` (SFT's rates) and `eval`;
+docs/results/whole_loop.jsonl. Nothing here looks at held-out tasks but the arms `before` (SFT's rates) and `eval_*`;
 nothing is chosen by what they find.
 """
 
@@ -45,21 +45,23 @@ class WholeLoop(Claim):
         Arm("rl_sliding", ("rl_sliding",), ("prepare",)),
         Arm("rl_short", ("rl_short",), ("prepare",)),
         Arm("realtime", ("realtime",), ("prepare", "rl_summary")),
-        Arm("eval", ("eval_summary", "eval_sliding"), ("before", "rl_summary", "rl_sliding", "rl_short")),
+        Arm("eval_windows", ("eval_summary", "eval_sliding"), ("before", "rl_summary", "rl_sliding")),
+        Arm("eval_short", ("eval_short",), ("eval_windows", "rl_short")),
     )
-    evaluated = ("before", "eval")
+    evaluated = ("before", "eval_windows", "eval_short")
 
     def figures(self, records: Records) -> list[Figure]:
-        seeds = [k for (arm, k) in records if arm == "eval"]
-        results = {k: self._by_policy(records, k) for k in seeds}
-        told = [*_deltas(records), *_stages(records)]
-        return [*_summaries(results), *_length(results), *told] if seeds else told
+        results = {k: self._by_policy(records, k) for (arm, k) in records if arm == "eval_windows"}
+        with_price = {k: by for k, by in results.items() if ("eval_short", k) in records}
+        claims = [*_summaries(results), *_length(with_price)] if results else []
+        return [*claims, *_deltas(records), *_stages(records)]
 
     def _by_policy(self, records: Records, seed: int) -> dict[tuple[str, str], EvalResult]:
         """Sampled results of one seed by policy and suite. Policies with summaries and with a sliding window have
         different harnesses: that is what is compared, so the harness may differ here and nothing else."""
         folder = self.results / self.name / "evaluations"
-        names = [name for arm in self.evaluated for name in records[arm, seed]["evaluations"]]
+        kept = [records[arm, seed] for arm in self.evaluated if (arm, seed) in records]
+        names = [name for record in kept for name in record["evaluations"]]
         found = [EvalResult.load(folder / name) for name in names]
         return {(r.policy, r.suite): r for r in found if r.temperature > 0}
 
@@ -100,7 +102,7 @@ def _length(results: Results) -> list[Figure]:
     """By how much the price made answers shorter, on easy and on hard tasks, and what it cost."""
     seeds = list(results)
     sft, long, short = (_outcomes(results, p, "heldout") for p in ("sft_summary", "rl_summary", "rl_short"))
-    if not len(sft) == len(long) == len(short) == len(seeds):
+    if not seeds or not len(sft) == len(long) == len(short) == len(seeds):
         return []
     easy = [_easiest(o) for o in sft]
     hard = [set(o.task_ids) - chosen for o, chosen in zip(sft, easy, strict=True)]

@@ -23,7 +23,8 @@ def records_of(driver, tmp_path, seeds=(0, 1)) -> dict[tuple[str, int], dict[str
     folder = tmp_path / "whole_loop" / "evaluations"
     records: dict[tuple[str, int], dict[str, Any]] = {}
     for seed in seeds:
-        names: dict[str, list[str]] = {"before": [], "eval": []}
+        arms = {"sft_summary": "before", "rl_short": "eval_short"}
+        names: dict[str, list[str]] = {"before": [], "eval_windows": [], "eval_short": []}
         for policy, skill in SKILL.items():
             for suite, tasks in (("heldout_hard", 60), ("heldout", 90)):
                 made = evaluation(policy, suite, seed, 0.6, tasks, 4, skill=skill)
@@ -31,7 +32,7 @@ def records_of(driver, tmp_path, seeds=(0, 1)) -> dict[tuple[str, int], dict[str
                     easy = [r.model_copy(update={"tokens": round(r.tokens * 0.7)}) for r in made.records]
                     made = made.model_copy(update={"records": tuple(easy)})
                 name = f"{policy}-{suite}-seed{seed}.json"
-                names["before" if policy == "sft_summary" else "eval"].append(name)
+                names[arms.get(policy, "eval_windows")].append(name)
                 made.save(folder / name)
         for arm, kept in names.items():
             records[arm, seed] = {"evaluations": kept, "stages": {}}
@@ -79,6 +80,12 @@ def test_figures_wait_for_what_is_not_there_yet(driver, tmp_path):
         "longctx_perplexity_ratio",
     }
     assert claim.figures({}) == []
+    records = records_of(driver, tmp_path)
+    del records["eval_short", 1]
+    lengths = [f for f in claim.figures(records) if f.figure.startswith("length")]
+    assert len(lengths) == 4 and {f.seeds for f in lengths} == {(0,)}, (
+        "a seed that lacks a policy is left out"
+    )
 
 
 def test_every_stage_of_the_claims_recipe_belongs_to_an_arm(driver, tmp_path):
