@@ -8,7 +8,7 @@ what other kernels, batch shapes or devices do to a router's input. The trainer 
 weights: without replay, with all of the engine's routes, and with those it finds plausible. Reported is the 99th
 percentile of the absolute difference of log-probabilities, at the first noise; the others are in the note. The first
 noise sends about every tenth token of a layer to other experts, as often as was published of a large model with two
-engines (R3, arXiv:2510.11370, section 3). The note also has what happens when some records are wrong (``--wrong``: the
+engines (R3, arXiv:2510.11370). The note also has what happens when some records are wrong (``--wrong``: the
 share of a layer's tokens whose recorded experts are drawn at random), which is what a plausibility filter is for. With
 ``--json`` it prints the figures of docs/results/router_replay.jsonl.
 """

@@ -213,14 +213,12 @@ class Claim:
                 folder.clear(stages)
 
     def _kept_evaluations(self, arm: str, seed: int) -> list[str]:
-        """Files of an arm that is to be removed, even when its record can no longer be read."""
+        """Files of an arm that is to be removed. Those of a record that cannot be read stay until the arm writes them
+        again: which are its own and which another arm's is not known."""
         try:
             return (self.record(arm, seed) or {}).get("evaluations", [])
         except CorruptArtifact:
-            if arm not in self.evaluated:
-                return []
-            found = (self.results / self.name / "evaluations").glob(f"*-seed{seed}.json")
-            return [path.name for path in found]
+            return []
 
     def execute(self, arm: Arm, seed: int) -> list[StageRun]:
         """Runs the arm's stages, and whatever before them is not finished, in runs/<recipe's name>-seed<k>."""

@@ -9,10 +9,11 @@ from typing import Any
 
 from cadenza.core.artifacts import verify_if_artifact
 from cadenza.core.errors import CadenzaError, ServiceDied
-from cadenza.harness import Agent, Limits, demo_tools, limits_of
+from cadenza.harness import Agent, demo_tools
 from cadenza.harness.work_on import Work, work_on
 from cadenza.inference.client import EngineClient
-from cadenza.inference.requests import Completion, EngineConfig, Request
+from cadenza.inference.requests import Completion, Request
+from cadenza.pipelines.services import limits_and_engine
 from cadenza.sandbox import LocalBackend, SandboxGone
 from cadenza.tasks.patch import PatchRefused, make_patch
 from cadenza.tokens import CompactRenderer, Sampling, SessionLost, Tokenizer, TokenSession
@@ -43,9 +44,8 @@ def assist(
 
     verify_if_artifact(model)
     renderer = CompactRenderer(Tokenizer.load(model))
-    limits = limits_of(model) or Limits()
-    room = max(EngineConfig().max_context, limits.max_context_tokens)
-    service = EngineService(str(model), EngineConfig(max_context=room))
+    limits, engine_config = limits_and_engine(model)
+    service = EngineService(str(model), engine_config)
 
     async def exchange(
         client: str, requests: list[Request], closed: list[str], wait_s: float

@@ -13,11 +13,16 @@ from cadenza.evaluation.evaluate import evaluate, harness_digest
 from cadenza.evaluation.result import EvalResult
 from cadenza.evaluation.statistics import estimate, pass_at_k
 from cadenza.evaluation.suite import EvalLimits
-from cadenza.harness import Agent, Limits, demo_tools, limits_of
-from cadenza.inference.requests import EngineConfig
+from cadenza.harness import Agent, demo_tools
 from cadenza.orchestration.environment import EnvironmentConfig
 from cadenza.orchestration.pool import RolloutPool
-from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
+from cadenza.pipelines.services import (
+    ServicesConfig,
+    limits_and_engine,
+    placement_of,
+    spawn_engine,
+    spawn_environment,
+)
 from cadenza.tasks.directory import load_tasks
 from cadenza.tokens import CompactRenderer, Tokenizer
 
@@ -41,11 +46,9 @@ def measure_model(
     """
     verify_if_artifact(model)
     chosen = load_tasks(tasks)[:limit]
-    limits = limits_of(model) or Limits()
+    limits, engine_config = limits_and_engine(model)
     config = ServicesConfig(
-        placement="in_process",
-        engine=EngineConfig(max_context=max(EngineConfig().max_context, limits.max_context_tokens)),
-        environment=EnvironmentConfig(agent=limits),
+        placement="in_process", engine=engine_config, environment=EnvironmentConfig(agent=limits)
     )
     agent = Agent(CompactRenderer(Tokenizer.load(model)), demo_tools(), limits)
     with placement_of(config) as placement:

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from cadenza.core.config import StrictConfig
+from cadenza.harness import Limits, limits_of
 from cadenza.inference.requests import EngineConfig
 from cadenza.orchestration.environment import EnvironmentConfig, EnvironmentService
 from cadenza.orchestration.placement import Placement, Remote, make_placement
@@ -34,6 +35,12 @@ class ServicesConfig(StrictConfig):
                 f"environment.agent.max_context_tokens is {wanted}, more than engine.max_context, {room}"
             )
         return self
+
+
+def limits_and_engine(model: Path) -> tuple[Limits, EngineConfig]:
+    """The limits that a model was trained under, and an engine with room for its contexts. Raises CorruptArtifact."""
+    limits = limits_of(model) or Limits()
+    return limits, EngineConfig(max_context=max(EngineConfig().max_context, limits.max_context_tokens))
 
 
 @contextmanager
