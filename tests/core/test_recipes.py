@@ -66,6 +66,10 @@ def test_a_stage_like_another_differs_only_in_its_own_keys_whichever_recipe_sets
     folders = recipes(parent=FAST, child='extends = "parent"\n' + LIKE)
     copied = {"name": "slow", "kind": "k:K", "steps": 5, "mix": {"easy": 1, "hard": 3}, "wait": 2}
     assert load_recipe("child", folders)["stage"] == [copied]
+    other = load_recipe("child", folders, ["fast.inputs={model='a', data='b'}", "slow.inputs={model='c'}"])[
+        "stage"
+    ]
+    assert other == [{**copied, "inputs": {"model": "c"}}]
     changed = load_recipe("child", folders, ["fast.steps=9", "fast.wait=1", "slow.mix.easy=0"])["stage"]
     assert changed == [{**copied, "steps": 9, "mix": {"easy": 0, "hard": 3}}]
 

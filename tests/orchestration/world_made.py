@@ -193,6 +193,7 @@ class World:
         if self.rng.random() < self.habits.fail_share:
             return replace_id(lost(order, "broke"), order)
         solved = float(self.rng.random() < self.habits.spread)
+        price = -0.001 * order.slot[1]  # no two rollouts of a group cost the same
         versions = np.array([trial.version, self.serving], np.int32)
         segment = Segment(
             "act", np.arange(4, dtype=np.int32), np.array([False, False, True, True]), np.zeros(4, np.int8),
@@ -206,8 +207,8 @@ class World:
             [],
             "",
             Verdict(solved),
-            {},
-            solved,
+            {"outcome": solved, "length": price},
+            solved + price,
             "finished",
             {},
             0,

@@ -16,15 +16,17 @@ def sh(sandbox, script, **more):
     return sandbox.exec(["sh", "-c", script], **more)
 
 
-def alive(sandbox, word):
-    """How many processes of the sandbox have ``word`` in their command line (the looking one left out)."""
+def alive(sandbox, words):
+    """How many processes of the sandbox have ``words`` in their command line, whole, not as a part of a number or a
+    name (the looking one left out)."""
     code = (
         "import os,sys\nn=0\nfor p in os.listdir('/proc'):\n"
         "  if p.isdigit() and int(p) != os.getpid():\n"
-        "    try: n += sys.argv[1].encode() in open(f'/proc/{p}/cmdline','rb').read()\n"
-        "    except OSError: pass\nprint(n)"
+        "    try: line = open(f'/proc/{p}/cmdline','rb').read().replace(b'\\0', b' ')\n"
+        "    except OSError: continue\n"
+        "    n += f' {sys.argv[1]} '.encode() in b' ' + line\nprint(n)"
     )
-    return sandbox.exec(["python3", "-S", "-c", code, word])
+    return sandbox.exec(["python3", "-S", "-c", code, words])
 
 
 def test_invalid_utf8_output_arrives_as_bytes(sandbox, run):
@@ -36,7 +38,7 @@ def test_busy_loop_is_gone_after_its_timeout(sandbox, run):
     start = time.monotonic()
     result = run(sandbox.exec(["python3", "-S", "-c", "while True: pass"], timeout_s=0.5))
     assert result.timed_out and time.monotonic() - start < 5
-    assert run(alive(sandbox, "while True")).stdout == b"0\n"
+    assert run(alive(sandbox, "while True: pass")).stdout == b"0\n"
 
 
 def test_daemonized_grandchild_neither_holds_the_call_nor_survives_it(sandbox, run):
@@ -44,7 +46,7 @@ def test_daemonized_grandchild_neither_holds_the_call_nor_survives_it(sandbox, r
     result = run(sh(sandbox, "setsid sleep 77 & echo hi", timeout_s=0.5))
     assert result.stdout == b"hi\n" and result.timed_out
     assert time.monotonic() - start < 5
-    assert run(alive(sandbox, "sleep")).stdout == b"0\n"
+    assert run(alive(sandbox, "sleep 77")).stdout == b"0\n"
 
 
 def test_output_before_the_timeout_is_kept(sandbox, run):
@@ -56,8 +58,8 @@ def test_background_process_without_our_pipes_lives_on_and_survives_a_later_time
     first = run(sh(sandbox, "sleep 88 >/dev/null 2>&1 & echo started", timeout_s=5))
     assert first.stdout == b"started\n" and not first.timed_out
     run(sh(sandbox, "sleep 99", timeout_s=0.3))
-    assert run(alive(sandbox, "88")).stdout == b"1\n"
-    assert run(alive(sandbox, "99")).stdout == b"0\n"
+    assert run(alive(sandbox, "sleep 88")).stdout == b"1\n"
+    assert run(alive(sandbox, "sleep 99")).stdout == b"0\n"
 
 
 def test_output_flood_keeps_head_and_tail_and_says_how_much_is_missing(sandbox, run):

@@ -216,7 +216,9 @@ def _full_stage(
     if source in (*seen, name):
         chain = " -> ".join((*seen, name, source))
         raise ConfigError(f"stages are like each other in a circle: {chain}", "remove one like line")
-    return merge_tables(_full_stage(stages[source], stages, (*seen, name)), own)
+    full = merge_tables(_full_stage(stages[source], stages, (*seen, name)), own)
+    # Inputs are one thing: a stage with other inputs does not want some of the first one's among them.
+    return {**full, "inputs": dict(own["inputs"])} if isinstance(own.get("inputs"), Mapping) else full
 
 
 def _ordered(table: dict[str, Any]) -> dict[str, Any]:

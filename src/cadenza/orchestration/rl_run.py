@@ -4,7 +4,7 @@ One loop in one thread decides everything and is the only writer of the run's li
 
 1. feed:    while there is room, draw a prompt, plan it in the ledger, order its group's trials;
 2. collect: a finished trial fills its slot; an infrastructure failure orders the slot again;
-3. train:   when enough groups with a spread of rewards are ready and no token in flight would become too stale,
+3. train:   when enough groups with a spread of outcomes are ready and no token in flight would become too stale,
             start the trainer's next step;
 4. publish: when the step ends, give the engine the new weights, record the step and its prompts in one
             transaction, and write the checkpoint.
@@ -51,8 +51,10 @@ if TYPE_CHECKING:  # a dry run reads only the configuration above and need not w
 class RunConfig(StrictConfig):
     """Keys of the run; the step's own are in ``step``.
 
-    ``groups_per_step``: groups with a spread of rewards a step waits for; groups without one give no gradient, are
-    recorded with the step that finds them, and at most ``most_groups_per_step`` of all are taken.
+    ``groups_per_step``: groups with a spread of outcomes a step waits for (Yu et al., "DAPO", section 3.2: filtered by
+    what was solved). The others go into the step that finds them, and at most ``most_groups_per_step`` of all are
+    taken: where length or a behaviour has a price, they have a gradient too, but nearly every group has that, and a
+    step that counted them would hold little of what tells solved from failed.
     ``groups_in_flight``: groups ordered ahead. ``max_staleness``: versions a token may be behind the trainer's next
     step (invariant 8); a straggler is waited for ``straggler_s`` seconds and then trained with its capped weight.
     ``synchronous`` turns the overlap off; the side that works then has ``synchronous_threads`` cores.
@@ -92,8 +94,9 @@ class _Group:
     straggler: bool = False  # it was waited for in vain
 
     def spread(self) -> bool:
-        rewards = {r.reward for r in self.rollouts.values() if r.reward is not None}
-        return len(rewards) > 1
+        """Whether some of its rollouts solved more of the task than others, whatever they cost."""
+        outcomes = {r.rewards["outcome"] for r in self.rollouts.values() if r.reward is not None}
+        return len(outcomes) > 1
 
 
 @dataclass(frozen=True)

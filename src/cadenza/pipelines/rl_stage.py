@@ -75,19 +75,24 @@ class RL(Stage[RLConfig]):
             config.weights.anchor_every,
             config.weights.keep_anchors,
         )
-        origin = time.monotonic()  # of the bar, which moves between steps too: a step may take a while
+        origin = time.monotonic()  # of the bar, which moves between steps too where time ends the run
         shown: dict[str, Any] = {"step": 0}
+
+        def percent(elapsed_s: float) -> float:
+            return 100 * min(
+                1.0, max(elapsed_s / config.max_seconds, shown["step"] / max(1, config.max_steps))
+            )
 
         def on_begin(step: int, elapsed_s: float) -> None:
             nonlocal origin
             origin = time.monotonic() - elapsed_s
             shown["step"] = step
-            bar.set(elapsed_s, **shown)
+            bar.set(percent(elapsed_s), **shown)
 
         def on_rollout(_task: Task, rollout: Rollout) -> None:
             nonlocal kept
             kept += 1
-            bar.set(min(time.monotonic() - origin, config.max_seconds), **shown)
+            bar.set(percent(time.monotonic() - origin), **shown)
             if config.keep_rollouts and kept % config.keep_rollouts == 0:
                 path = context.out / "rollouts" / f"{kept:06}.cdzr"
                 path.parent.mkdir(exist_ok=True)
@@ -102,7 +107,7 @@ class RL(Stage[RLConfig]):
             environment = spawn_environment(placement, config.services, engine, model)
             with (
                 MetricWriter(context.out, context.name) as metrics,
-                context.progress.bar(f"{context.name}, seconds", config.max_seconds) as bar,
+                context.progress.bar(f"{context.name}, per cent", 100) as bar,
             ):
 
                 def on_step(step: int, row: dict[str, Any]) -> None:
@@ -110,7 +115,7 @@ class RL(Stage[RLConfig]):
                     append_lines(context.out / "timeline.jsonl", _spans(rl, step, row))
                     shown["step"] = step
                     shown["solved"] = round(row["pass_rate"], 2) if "pass_rate" in row else "-"
-                    bar.set(min(row["elapsed_s"], config.max_seconds), **shown)
+                    bar.set(percent(row["elapsed_s"]), **shown)
 
                 rl = RLRun(
                     Services(trainer, engine, environment, dtype, chain), tasks, run_config, context.seed_for("rl"),
