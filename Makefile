@@ -39,10 +39,6 @@ demo: $(STAMP) ## train the demo agent from tasks to report; QUICK=1 for a short
 proof: $(STAMP) ## measure the claims that are not recorded yet (hours; resumable by claim, arm and seed)
 	$(BIN)/python experiments/first_loop.py
 	$(BIN)/python experiments/whole_loop.py
-	$(BIN)/python benchmarks/speculative.py runs/proof-loop-seed* --model rl_summary --sft sft_summary --json > speculative.tmp
-	mv speculative.tmp docs/results/speculative.jsonl
-	$(BIN)/python benchmarks/router_replay.py runs/proof-loop-seed* --model rl_summary --rollouts demos_summary --json > replay.tmp
-	mv replay.tmp docs/results/router_replay.jsonl
 
 .PHONY: test
 test: $(STAMP) test-deps lint docs ## everything a change must pass

@@ -230,14 +230,14 @@ class Claim:
                 f"name one of its stages {' or '.join(arm.stages)}",
             )
         folder = self.run_folder(plan, seed)
-        self._require_artifacts(arm, plan, seed)
+        self.require_artifacts(arm, plan, seed)
         try:
             outcome = run_plan(part_of(plan, wanted), folder, make_progress())
         except (ConfigError, CorruptArtifact) as error:
             raise self._mended(error, plan, folder, seed) from error
         return [StageRun(s.name, s.path, s.seconds, s.figures) for s in outcome.stages if s.name in wanted]
 
-    def _require_artifacts(self, arm: Arm, plan: Plan, seed: int) -> None:
+    def require_artifacts(self, arm: Arm, plan: Plan, seed: int) -> None:
         """Raises ConfigError when a recorded arm's stages are no longer there: made again they would be other models
         than those the record speaks of."""
         for earlier in (a for a in self.arms if a.name in arm.after):

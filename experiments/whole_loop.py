@@ -13,10 +13,14 @@ nothing is chosen by what they find.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from arms import Arm, Claim, Records, main_of
+import router_replay
+import speculative
+from arms import Arm, Claim, Records, StageRun, main_of
 
 from cadenza.evaluation.figures import Figure, mean_over_seeds, points
 from cadenza.evaluation.result import EvalResult
@@ -47,14 +51,29 @@ class WholeLoop(Claim):
         Arm("realtime", ("realtime",), ("prepare", "rl_summary")),
         Arm("eval_windows", ("eval_summary", "eval_sliding"), ("before", "rl_summary", "rl_sliding")),
         Arm("eval_short", ("eval_short",), ("eval_windows", "rl_short")),
+        Arm("speculative", (), ("prepare", "rl_summary")),
+        Arm("replay", (), ("prepare", "rl_summary")),
     )
     evaluated = ("before", "eval_windows", "eval_short")
+
+    def execute(self, arm: Arm, seed: int) -> list[StageRun]:
+        """As for every claim; arms without stages measure the model that the seed's RL has left."""
+        if arm.stages:
+            return super().execute(arm, seed)
+        plan = self.plan(seed)
+        self.require_artifacts(arm, plan, seed)
+        run, begun = self.run_folder(plan, seed), time.monotonic()
+        if arm.name == "speculative":
+            found: Any = speculative.measure(run, "rl_summary", "sft_summary")
+        else:
+            found = router_replay.measure(run, "rl_summary", "demos_summary")
+        return [StageRun(arm.name, run / arm.name, time.monotonic() - begun, {"found": found})]
 
     def figures(self, records: Records) -> list[Figure]:
         results = {k: self._by_policy(records, k) for (arm, k) in records if arm == "eval_windows"}
         with_price = {k: by for k, by in results.items() if ("eval_short", k) in records}
         claims = [*_summaries(results), *_length(with_price)] if results else []
-        return [*claims, *_deltas(records), *_stages(records)]
+        return [*claims, *_deltas(records), *_stages(records), *_model(records)]
 
     def _by_policy(self, records: Records, seed: int) -> dict[tuple[str, str], EvalResult]:
         """Sampled results of one seed by policy and suite. Policies with summaries and with a sliding window have
@@ -146,6 +165,15 @@ def _deltas(records: Records) -> list[Figure]:
         )
         if values:
             figures.append(mean_over_seeds(name, values, unit, better=better, note=note))
+    return figures
+
+
+def _model(records: Records) -> list[Figure]:
+    """What guessing ahead and router replay do for the model of RL."""
+    figures = []
+    for name, figures_of in (("speculative", speculative.figures_of), ("replay", router_replay.figures_of)):
+        found = {k: r["stages"][name]["figures"]["found"] for (arm, k), r in records.items() if arm == name}
+        figures += figures_of(found) if found else []
     return figures
 
 

@@ -9,6 +9,8 @@ import pytest
 from experiments_made import experiment
 from runs_made import evaluation
 
+from cadenza.core.errors import ConfigError
+
 SKILL = {"sft_summary": -0.5, "rl_summary": 1.0, "rl_sliding": -0.2, "rl_short": 0.9}
 
 
@@ -67,6 +69,37 @@ def test_a_figure_of_the_whole_loop_is_missing_or_of_another_pair(driver, tmp_pa
     assert 30 <= easy < 60 <= hard < 90, "a third of the tasks for each seed, by that seed's SFT"
     assert figures["longctx_perplexity_ratio"].value == 0.8 and figures["bad_checkpoint_refused"].value == 0.5
     assert figures["delta_vs_full"].value == 0.6 and figures["rollouts_spanning_versions"].value == 0.3
+
+
+def test_the_model_is_measured_without_the_artifacts_it_was_recorded_with_or_mixed_up_between_seeds(
+    driver, tmp_path, monkeypatch
+):
+    claim = driver.WholeLoop(tmp_path / "results", tmp_path / "runs")
+    arms = {arm.name: arm for arm in claim.arms}
+    monkeypatch.setattr(
+        claim, "record", lambda arm, _: {"design": claim.design} if arm == "prepare" else None
+    )
+    with pytest.raises(ConfigError, match="needs rl_summary first"):
+        claim.run(arms["speculative"], 0)
+    with pytest.raises(ConfigError, match="is recorded, but .* is not there"):
+        claim.execute(arms["replay"], 0)
+    row = {"turns": 2, "tokens": 9, "speedup": 1.5, "turns_that_differ": 0, "widest_tie": 0.0}
+    rows = [
+        {**row, "dtype": dtype, "temperature": t, "accepted_by_position": [0.8, 0.6]}
+        for dtype in ("float32", "bfloat16")
+        for t in (0.0, 0.6, 1.0)
+    ]
+    faster = [{**row, "speedup": 1.7} for row in rows]
+    modes = {"none": 0.2, "pure": 0.1, "filtered": 0.1, "other": 0.1, "tokens": 50.0}
+    records = {
+        ("speculative", 0): {"stages": {"speculative": {"figures": {"found": rows}}}},
+        ("speculative", 1): {"stages": {"speculative": {"figures": {"found": faster}}}},
+        ("replay", 1): {"stages": {"replay": {"figures": {"found": {"noise 0.15": modes}}}}},
+    }
+    figures = {f.figure: f for f in claim.figures(records)}
+    assert figures["mtp_speedup"].value == pytest.approx(1.6) and figures["mtp_speedup"].seeds == (0, 1)
+    assert figures["mtp_acceptance"].value == pytest.approx(0.8)
+    assert figures["mtp_mismatch_fp32"].n == 12 and figures["replay_p99_none"].seeds == (1,)
 
 
 def test_figures_wait_for_what_is_not_there_yet(driver, tmp_path):

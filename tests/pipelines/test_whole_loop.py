@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from experiments_made import experiment
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_train, pytest.mark.needs_namespaces]
 SOURCE = Path(__file__).parents[2] / "src"
@@ -125,3 +126,23 @@ def test_a_loop_that_is_killed_in_sft_and_interrupted_in_rl_does_not_come_to_its
     assert all(0 < busy[lane] <= 1 for lane in ("trainer", "engine", "environment"))
     record = json.loads((tmp_path / "run" / "rl" / "manifest.json").read_text())
     assert record["format"] == 1
+    measured(tmp_path / "run")
+
+
+def measured(run: Path) -> None:
+    """The proof's measurements of a trained model: heads that guess change no token, whole routes bring the trainer
+    nearer to the engine than its own."""
+    with experiment("speculative") as speculative:
+        rows = speculative.measure(run, "rl", "sft", speculative.Sizes(turns=3, draft=2, repeats=1))
+        exact = [row for row in rows if row["dtype"] == "float32"]
+        assert len(exact) == 3 and all(row["turns_that_differ"] == 0 < row["tokens"] for row in exact)
+        figures = {f.figure: f for f in speculative.figures_of({0: json.loads(json.dumps(rows))})}
+        assert figures["mtp_mismatch_fp32"].value == 0 < figures["mtp_speedup"].value
+    with experiment("router_replay") as router_replay:
+        wanted = router_replay.Conditions(turns=12, noise=(2.0, 0.0), dtype="float32")
+        found = router_replay.measure(run, "rl", "demonstrations", wanted)
+        noisy, clean = found["noise 2"], found["noise 0"]
+        assert noisy["other"] > 0.1 and noisy["pure"] < noisy["none"]
+        assert clean["other"] == 0 and max(clean[mode] for mode in router_replay.MODES) < 1e-4
+        names = {f.figure for f in router_replay.figures_of({0: json.loads(json.dumps(found))})}
+        assert names == {"replay_p99_none", "replay_p99_pure", "replay_p99_filtered"}

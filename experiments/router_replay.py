@@ -1,16 +1,16 @@
 """How far trainer and engine disagree about the same tokens, without and with router replay, under injected noise.
 
-    python benchmarks/router_replay.py RUN... [--model rl] [--rollouts demonstrations] [--noise 0.15 0 0.5] [--json]
+    python experiments/router_replay.py RUN... [--model rl] [--rollouts demonstrations] [--noise 0.15 0 0.5] [--json]
 
-RUN is the folder of a run, one a seed. An engine samples the next turn of contexts from the rollouts of a stage
-(``demonstrations.cdzr``). Its router weights carry noise of the given size, relative to their own spread: it stands for
-what other kernels, batch shapes or devices do to a router's input. The trainer scores the same tokens with the clean
-weights: without replay, with all of the engine's routes, and with those it finds plausible. Reported is the 99th
-percentile of the absolute difference of log-probabilities, at the first noise; the others are in the note. The first
-noise sends about every tenth token of a layer to other experts, as often as was published of a large model with two
-engines (R3, arXiv:2510.11370). The note also has what happens when some records are wrong (``--wrong``: the
-share of a layer's tokens whose recorded experts are drawn at random), which is what a plausibility filter is for. With
-``--json`` it prints the figures of docs/results/router_replay.jsonl.
+An arm of `experiments/whole_loop.py`, and a script for the runs at hand. RUN is the folder of a run, one a seed. An
+engine samples the next turn of contexts from the rollouts of a stage (``demonstrations.cdzr``). Its router weights
+carry noise of the given size, relative to their own spread: it stands for what other kernels, batch shapes or devices
+do to a router's input. The trainer scores the same tokens with the clean weights: without replay, with all of the
+engine's routes, and with those it finds plausible. Reported is the 99th percentile of the absolute difference of
+log-probabilities, at the first noise; the others are in the note. The first noise sends about every tenth token of a
+layer to other experts, as often as was published of a large model with two engines (R3, arXiv:2510.11370). The note
+also has what happens when some records are wrong (``--wrong``: the share of a layer's tokens whose recorded experts are
+drawn at random), which is what a plausibility filter is for.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,18 @@ MODES = {"none": None, "pure": 0.0, "filtered": 0.5}
 MOST_TOKENS = 96
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """``turns`` to sample; ``noise`` on the router, the first for the figures; share of records that are ``wrong``;
+    ``dtype`` of the engine; ``seed`` of the noise and of sampling."""
+
+    turns: int = 1000
+    noise: tuple[float, ...] = (0.15, 0.0, 0.5)
+    wrong: float = 0.01
+    dtype: str = "auto"
+    seed: int = 0
+
+
 def contexts(path: Path, count: int) -> list[list[int]]:
     """Contexts that end where the model would speak, spread over the rollouts."""
     found = [
@@ -56,14 +69,16 @@ def noisy(model: PolicyModel, scale: float, seed: int) -> PolicyModel:
     return model
 
 
-def sampled(args: argparse.Namespace, model: Path, rollouts: Path, noise: float) -> list[Sample]:
+def sampled(wanted: Conditions, model: Path, rollouts: Path, noise: float) -> list[Sample]:
     """What the engine samples at temperature 1, as the trainer would get it."""
     stop = Tokenizer.load(model).id("<|end|>")
-    engine = Engine(noisy(load_model(model), noise, args.seed), 0, EngineConfig(slots=16, dtype=args.dtype))
-    asked = dict(enumerate(contexts(rollouts, args.turns)))
+    engine = Engine(
+        noisy(load_model(model), noise, wanted.seed), 0, EngineConfig(slots=16, dtype=wanted.dtype)
+    )
+    asked = dict(enumerate(contexts(rollouts, wanted.turns)))
     for n, ids in asked.items():
         engine.submit(
-            Request(str(n), tuple(ids), Sampling(max_tokens=MOST_TOKENS, stop_ids=(stop,)), args.seed + n)
+            Request(str(n), tuple(ids), Sampling(max_tokens=MOST_TOKENS, stop_ids=(stop,)), wanted.seed + n)
         )
     out: list[Sample] = []
     while len(out) < len(asked):
@@ -124,13 +139,16 @@ def corrupted(samples: list[Sample], share: float, experts: int, seed: int) -> l
     return out
 
 
-def measure(args: argparse.Namespace, run: Path) -> dict[str, dict[str, float]]:
+def measure(
+    run: Path,
+    name: str,
+    rollouts_of: str,
+    wanted: Conditions = Conditions(),
+) -> dict[str, dict[str, float]]:
     """By condition and kind of replay, the 99th percentile of the gap, and ``other``: how often experts differ."""
-    model, bf16 = (
-        load_model(run / args.model),
-        args.dtype != "float32" and torch.cpu._is_avx512_bf16_supported(),
-    )
-    rollouts = run / args.rollouts / "demonstrations.cdzr"
+    model = load_model(run / name)
+    bf16 = wanted.dtype != "float32" and torch.cpu._is_avx512_bf16_supported()
+    rollouts = run / rollouts_of / "demonstrations.cdzr"
     found: dict[str, dict[str, float]] = {}
 
     def look(condition: str, samples: list[Sample]) -> None:
@@ -141,12 +159,12 @@ def measure(args: argparse.Namespace, run: Path) -> dict[str, dict[str, float]]:
             "tokens": float(sum(s.sampled_T.sum() for s in samples)),
         }
 
-    for noise in args.noise:
-        samples = sampled(args, run / args.model, rollouts, noise)
+    for noise in wanted.noise:
+        samples = sampled(wanted, run / name, rollouts, noise)
         look(f"noise {noise:g}", samples)
-        if noise == args.noise[0]:
-            wrong = corrupted(samples, args.wrong, model.config.n_experts, args.seed)
-            look(f"noise {noise:g} and {args.wrong:.0%} of the records wrong", wrong)
+        if noise == wanted.noise[0]:
+            wrong = corrupted(samples, wanted.wrong, model.config.n_experts, wanted.seed)
+            look(f"noise {noise:g} and {wanted.wrong:.0%} of the records wrong", wrong)
     return found
 
 
@@ -177,15 +195,20 @@ def main() -> None:
     parser.add_argument(
         "--rollouts", default="demonstrations", help="stage whose demonstrations give contexts"
     )
-    parser.add_argument("--turns", type=int, default=400)
-    parser.add_argument("--noise", type=float, nargs="+", default=[0.15, 0.0, 0.5])
-    parser.add_argument("--wrong", type=float, default=0.01)
-    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
-    parser.add_argument("--seed", type=int, default=0)
+    usual = Conditions()
+    parser.add_argument("--turns", type=int, default=usual.turns)
+    parser.add_argument("--noise", type=float, nargs="+", default=usual.noise)
+    parser.add_argument("--wrong", type=float, default=usual.wrong)
+    parser.add_argument("--dtype", default=usual.dtype, choices=("auto", "bfloat16", "float32"))
+    parser.add_argument("--seed", type=int, default=usual.seed)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    wanted = Conditions(args.turns, tuple(args.noise), args.wrong, args.dtype, args.seed)
     found = {
-        int(tomllib.loads((run / "recipe.toml").read_text())["seed"]): measure(args, run) for run in args.runs
+        int(tomllib.loads((run / "recipe.toml").read_text())["seed"]): measure(
+            run, args.model, args.rollouts, wanted
+        )
+        for run in args.runs
     }
     for figure in signed(figures_of(found)):
         print(

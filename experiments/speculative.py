@@ -1,20 +1,22 @@
 """Speculative decoding with MTP heads against plain decoding: the same tokens, in how much less time.
 
-    python benchmarks/speculative.py RUN... [--model rl] [--sft sft] [--turns 60] [--draft 2] [--json]
+    python experiments/speculative.py RUN... [--model rl] [--sft sft] [--turns 60] [--draft 2] [--json]
 
-RUN is the folder of a run, one a seed; MODEL the stage whose model has heads, SFT the stage that trained them along.
+An arm of `experiments/whole_loop.py`, and a script for the runs at hand. RUN is the folder of a run, one a seed; MODEL
+the stage whose model has heads, SFT the stage that trained them along.
 Contexts come from that stage's demonstrations, of the tasks alone that it held out: one session at a time, as a user is
 served, samples the next turn of each. Plain and speculative decoding take turns in one process; the ratio of their
 summed times is what to compare between machines.
 
 Where a token differs, one pass in fp32 over the whole context tells how near the tie was: for greedy decoding the
 difference of the two tokens' logits, for a sampled token how far the random number lay from the edge between the two,
-in probability. With ``--json`` it prints the figures of docs/results/speculative.jsonl.
+in probability.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import time
 import tomllib
@@ -37,6 +39,7 @@ from cadenza.training.config import SftDataConfig
 from cadenza.training.sft import held_tasks
 
 MOST_TOKENS = 96
+SERVED, SERVING = 0.6, "bfloat16"  # the temperature and dtype whose acceptance and speed are the figures
 
 
 @dataclass(frozen=True)
@@ -118,14 +121,38 @@ def tie(
     return float((number - cdf_V[low]).clamp(min=0) + (cdf_V[high - 1] - number).clamp(min=0))
 
 
-def compare(args: argparse.Namespace, model: Path, turns: list[Turn], dtype: str, temperature: float) -> dict:
+@dataclass(frozen=True)
+class Sizes:
+    """``turns`` to sample, ``draft`` tokens guessed ahead, ``repeats`` of all turns that are timed."""
+
+    turns: int = 60
+    draft: int = 2
+    repeats: int = 5
+
+
+def measure(run: Path, model: str, sft: str, sizes: Sizes = Sizes()) -> list[dict]:
+    """What was found of the model of a run, a row for each dtype and temperature. One thread: as a user is served."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        turns = turns_of(run, sft, sizes.turns)
+        return [
+            compare(sizes, run / model, turns, dtype, temperature)
+            for dtype in ("float32", SERVING)
+            for temperature in (0.0, SERVED, 1.0)
+        ]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def compare(sizes: Sizes, model: Path, turns: list[Turn], dtype: str, temperature: float) -> dict:
     """Both ways on every turn, ``repeats`` times."""
     stop = Tokenizer.load(model).id("<|end|>")
-    served = {draft: Served(model, dtype, draft, stop) for draft in (0, args.draft)}
+    served = {draft: Served(model, dtype, draft, stop) for draft in (0, sizes.draft)}
     checker = load_model(model, torch_dtype(dtype)).float()
-    seconds: dict[int, list[float]] = {0: [], args.draft: []}
+    seconds: dict[int, list[float]] = {0: [], sizes.draft: []}
     ties, tokens = [], 0
-    for repeat in range(args.repeats + 1):
+    for repeat in range(sizes.repeats + 1):
         spent = dict.fromkeys(served, 0.0)
         for n, turn in enumerate(turns):
             said = {}
@@ -135,26 +162,23 @@ def compare(args: argparse.Namespace, model: Path, turns: list[Turn], dtype: str
             if repeat:
                 continue
             tokens += len(said[0].ids)
-            if said[0].ids != said[args.draft].ids:
-                ties.append(tie(checker, turn, said[0].ids, said[args.draft].ids, temperature))
+            if said[0].ids != said[sizes.draft].ids:
+                ties.append(tie(checker, turn, said[0].ids, said[sizes.draft].ids, temperature))
         if repeat:  # the first round compiles kernels
             for draft, value in spent.items():
                 seconds[draft].append(value)
-    counters = served[args.draft].engine.counters
-    accepted = [counters[f"held_{k}"] / max(1, counters[f"guessed_{k}"]) for k in range(1, args.draft + 1)]
+    counters = served[sizes.draft].engine.counters
+    accepted = [counters[f"held_{k}"] / max(1, counters[f"guessed_{k}"]) for k in range(1, sizes.draft + 1)]
     return {
         "dtype": dtype,
         "temperature": temperature,
         "turns": len(turns),
         "tokens": tokens,
-        "speedup": statistics.median(a / b for a, b in zip(seconds[0], seconds[args.draft], strict=True)),
+        "speedup": statistics.median(a / b for a, b in zip(seconds[0], seconds[sizes.draft], strict=True)),
         "accepted_by_position": accepted,
         "turns_that_differ": len(ties),
         "widest_tie": max(ties, default=0.0),
     }
-
-
-SERVED, SERVING = 0.6, "bfloat16"  # the temperature and dtype whose acceptance and speed are the figures
 
 
 def figures_of(found: dict[int, list[dict]]) -> list[Figure]:
@@ -212,21 +236,17 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     parser.add_argument("--model", default="rl", help="stage whose model is measured")
     parser.add_argument("--sft", default="sft", help="stage whose held-out demonstrations give contexts")
-    parser.add_argument("--turns", type=int, default=60)
-    parser.add_argument("--draft", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
+    for name, default in dataclasses.asdict(Sizes()).items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    found = {}
-    for run in args.runs:
-        seed = int(tomllib.loads((run / "recipe.toml").read_text())["seed"])
-        turns = turns_of(run, args.sft, args.turns)
-        found[seed] = [
-            compare(args, run / args.model, turns, dtype, temperature)
-            for dtype in ("float32", SERVING)
-            for temperature in (0.0, SERVED, 1.0)
-        ]
+    sizes = Sizes(args.turns, args.draft, args.repeats)
+    found = {
+        int(tomllib.loads((run / "recipe.toml").read_text())["seed"]): measure(
+            run, args.model, args.sft, sizes
+        )
+        for run in args.runs
+    }
     for figure in signed(figures_of(found)):
         print(
             line(figure)
