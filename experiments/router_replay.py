@@ -20,6 +20,7 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ class Conditions:
     turns: int = 1000
     noise: tuple[float, ...] = (0.15, 0.0, 0.5)
     wrong: float = 0.01
-    dtype: str = "auto"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     seed: int = 0
 
 
