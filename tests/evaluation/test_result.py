@@ -43,6 +43,8 @@ def results(draw):
                     failure=failure,
                     tokens=draw(st.integers(0, 9)),
                     turns=1,
+                    contexts=draw(st.sampled_from([None, 1, 3])),
+                    ended=draw(st.sampled_from([None, "finish", "max_turns"])),
                 )
             )
     return EvalResult(
@@ -59,6 +61,28 @@ def test_a_result_survives_the_file(tmp_path_factory, result):
     assert again == result
     assert again.outcomes().task_ids == result.outcomes().task_ids
     np.testing.assert_array_equal(again.outcomes().solved_NS, result.outcomes().solved_NS)
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_file_is_refused_for_fields_that_came_later(tmp_path, missing):
+    one().save(tmp_path / "r.json")
+    body = json.loads((tmp_path / "r.json").read_text())
+    del body["record_fields"][-missing:]
+    body["records"] = [row[:-missing] for row in body["records"]]
+    (tmp_path / "r.json").write_text(json.dumps(body))
+    assert EvalResult.load(tmp_path / "r.json") == one()
+    del body["record_fields"][-1:]
+    (tmp_path / "r.json").write_text(json.dumps(body))
+    with pytest.raises(CorruptArtifact):
+        EvalResult.load(tmp_path / "r.json")
+
+
+def test_endings_are_counted_without_records_that_name_none():
+    records = [
+        EvalRecord(task_id="t", sample=i, solved=True, tokens=1, turns=1, ended=ended)
+        for i, ended in enumerate([None, "max_turns", "finish", "finish"])
+    ]
+    assert one(records=records, samples=4).endings() == {"finish": 2, "max_turns": 1}
 
 
 @given(result=results())

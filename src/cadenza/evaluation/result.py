@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from cadenza.evaluation.statistics import Outcomes, estimate, pass_at_k
 from cadenza.tasks.bugs import UNSEEN_FAMILIES
 
 FORMAT_VERSION = 1
-_RECORD_FIELDS = ("task", "sample", "solved", "failure", "tokens", "turns", "attempts", "contexts")
+_RECORD_FIELDS = ("task", "sample", "solved", "failure", "tokens", "turns", "attempts", "contexts", "ended")
+_LATER_FIELDS = 2  # the last of them, which older files lack
 
 
 class TaskFacts(StrictConfig):
@@ -34,8 +36,8 @@ class TaskFacts(StrictConfig):
 class EvalRecord(StrictConfig):
     """One rollout. ``solved`` None: no verdict, ``failure`` says why. A failure that is the model's own
     (``counts``) has ``solved`` False *and* its kind. ``tokens``: sampled by the policy. ``attempts``: trials
-    run for this slot, retries of infrastructure failures included. ``contexts``: windows of the run, None in a file
-    written before they were counted."""
+    run for this slot, retries of infrastructure failures included. ``contexts``: windows of the run. ``ended``: what
+    ended it (core.types, ``finish_reason``). Both None in a file written before they were kept."""
 
     task_id: str
     sample: int
@@ -45,6 +47,7 @@ class EvalRecord(StrictConfig):
     turns: int
     attempts: int = 1
     contexts: int | None = None
+    ended: str | None = None
 
     @model_validator(mode="after")
     def _no_silent_loss(self) -> EvalRecord:
@@ -110,6 +113,10 @@ class EvalResult(StrictConfig):
                 counts[r.failure] = counts.get(r.failure, 0) + 1
         return dict(sorted(counts.items()))
 
+    def endings(self) -> dict[str, int]:
+        """How many rollouts ended by what, the commonest first."""
+        return dict(Counter(r.ended for r in self.records if r.ended is not None).most_common())
+
     def summary(self) -> str:
         """One line for a terminal: pass@1 with its interval, or why there is none."""
         outcomes = self.outcomes()
@@ -128,8 +135,7 @@ class EvalResult(StrictConfig):
         order = {task: i for i, task in enumerate(self.tasks)}
         body["record_fields"] = list(_RECORD_FIELDS)
         body["records"] = [
-            [order[r.task_id], r.sample, r.solved, r.failure, r.tokens, r.turns, r.attempts, r.contexts]
-            for r in self.records
+            [order[r.task_id], *(getattr(r, name) for name in _RECORD_FIELDS[1:])] for r in self.records
         ]
         write_text(path, json.dumps(body, allow_nan=False, separators=(",", ":")) + "\n")
 
@@ -149,7 +155,7 @@ class EvalResult(StrictConfig):
                     "evaluate again with this version",
                 )
             fields = body.pop("record_fields")
-            if fields not in (list(_RECORD_FIELDS), list(_RECORD_FIELDS[:-1])):
+            if fields != list(_RECORD_FIELDS[: max(len(fields), len(_RECORD_FIELDS) - _LATER_FIELDS)]):
                 raise ValueError("unknown record fields")
             tasks = list(body["tasks"])
             rows = [dict(zip(fields, row, strict=True)) for row in body["records"]]
@@ -185,6 +191,7 @@ def record_of(task: Task, sample: int, rollout: Rollout, attempts: int = 1) -> E
         failure=verdict.failure.kind if verdict.failure else None,
         tokens=rollout.sampled_tokens, turns=sum(len(s.turns) for s in rollout.segments), attempts=attempts,
         contexts=len(rollout.segments),
+        ended=rollout.segments[-1].finish_reason if rollout.segments else None,
     )  # fmt: skip
 
 

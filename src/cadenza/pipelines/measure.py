@@ -79,7 +79,8 @@ def measure_model(
 
 
 def figures_of(result: EvalResult) -> dict[str, Any]:
-    """What ``cadenza eval`` prints: pass@1 and best of all samples with 95% intervals, tokens, failures. JSON-ready."""
+    """What ``cadenza eval`` prints, JSON-ready: pass@1 and best of all samples with 95% intervals, tokens, what ended
+    the runs, failures."""
     outcomes = result.outcomes()
     figures: dict[str, Any] = {
         "policy": result.policy,
@@ -95,6 +96,7 @@ def figures_of(result: EvalResult) -> dict[str, Any]:
         rate = estimate([pass_at_k(outcomes, k)])
         figures[name] = {"value": rate.value, "interval": [rate.low, rate.high]}
     figures["mean_tokens"] = sum(r.tokens for r in result.records) / max(len(result.records), 1)
+    figures["ended"] = result.endings()
     figures["failures"] = result.failures()
     figures["wall_s"] = round(result.wall_s, 1)
     return figures
@@ -112,11 +114,14 @@ def sentence(figures: dict[str, Any]) -> str:
         for name, rate in figures.items()
         if isinstance(rate, dict) and "interval" in rate
     ]
-    lost = ", ".join(f"{kind}: {count}" for kind, count in figures["failures"].items()) or "none"
+    ended, lost = (
+        ", ".join(f"{kind}: {count}" for kind, count in figures[key].items()) or "none"
+        for key in ("ended", "failures")
+    )
     return (
         f"{figures['policy']} on {figures['tasks']} tasks of {figures['suite']}, {_samples(figures['samples'])} "
         f"at temperature {figures['temperature']:g}:\n  "
         + "\n  ".join(rates)
         + f"\n  {figures['mean_tokens']:.0f} "
-        f"sampled tokens a trial; failures: {lost}; {figures['wall_s']:.0f} s"
+        f"sampled tokens a trial; ended by {ended}; failures: {lost}; {figures['wall_s']:.0f} s"
     )
