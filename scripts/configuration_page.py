@@ -69,8 +69,11 @@ def page() -> str:
     return "".join(parts)
 
 
-def section(model: type[BaseModel], prefix: str = "", hidden: tuple[str, ...] = ()) -> list[str]:
-    """The table of a class, then those of the classes nested in it."""
+def section(
+    model: type[BaseModel], prefix: str = "", hidden: tuple[str, ...] = (), owner: BaseModel | None = None
+) -> list[str]:
+    """The table of a class, then those of the classes nested in it. ``owner``: the instance that holds the defaults,
+    where the class around it sets others than this class does."""
     parts: list[str] = []
     doc, texts = texts_of(model)
     if doc:
@@ -80,16 +83,17 @@ def section(model: type[BaseModel], prefix: str = "", hidden: tuple[str, ...] = 
         if name in hidden:
             continue
         inner = _model_in(field.annotation)
+        value = getattr(owner, name) if owner else field.get_default(call_default_factory=True)
         if inner is not None:
-            nested.append((f"{prefix}{name}{_many(field.annotation)}", inner))
+            nested.append((f"{prefix}{name}{_many(field.annotation)}", inner, value))
         notes = _notes(name, field, texts.get(name, ""))
-        default = _default(field) if inner is None else "see below"
+        default = _default(value) if inner is None else "see below"
         rows.append(f"| `{prefix}{name}` | {_type(field.annotation)} | {default} | {_cell(notes)} |")
     if rows:
         parts.append("\n| key | type | default | what it is |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
-    for name, inner in nested:
+    for name, inner, value in nested:
         parts.append(f"\n**`{name}`**\n")
-        parts += section(inner, f"{name}.")
+        parts += section(inner, f"{name}.", owner=value if isinstance(value, inner) else None)
     return parts
 
 
@@ -128,8 +132,7 @@ def _type(annotation: Any) -> str:
     return _cell(re.sub(r"\b(?:typing|pathlib|collections\.abc|cadenza(?:\.\w+)+)\.", "", str(annotation)))
 
 
-def _default(field: Any) -> str:
-    value = field.get_default(call_default_factory=True)
+def _default(value: Any) -> str:
     return "required" if value is PydanticUndefined else f"`{_cell(repr(value))}`"
 
 

@@ -14,7 +14,10 @@ from cadenza.evaluation.statistics import VALID_FLOOR
 
 
 class EvalLimits(StrictConfig):
-    """Bounds of one evaluation; times in seconds. ``retries``: extra trials of a slot whose failure asks for it.
+    """Bounds of one evaluation; times in seconds. ``concurrency``: trials at once. ``retries``: extra trials of a slot
+    whose failure asks for it. ``grade_deadline_s``: for the tests of one patch where no services run the trials; in a
+    recipe ``services.environment.deadlines.grade_s`` says it. ``deadline_s``: of everything. ``valid_floor``: share of
+    rollouts that need a verdict (0..1).
 
     The agent's own limits (turns, tokens, wall time) belong to the harness and are pinned with it.
     """
@@ -22,7 +25,7 @@ class EvalLimits(StrictConfig):
     concurrency: int = Field(default=64, ge=1, json_schema_extra={"operational": True})
     retries: int = Field(default=2, ge=0, json_schema_extra={"operational": True})
     grade_deadline_s: float = Field(default=20.0, gt=0)
-    deadline_s: float = Field(default=3600.0, gt=0, json_schema_extra={"operational": True})  # of everything
+    deadline_s: float = Field(default=3600.0, gt=0, json_schema_extra={"operational": True})
     valid_floor: float = Field(default=VALID_FLOOR, ge=0, le=1)
 
 

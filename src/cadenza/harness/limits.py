@@ -21,9 +21,10 @@ LIMITS_FILE = "agent.json"
 class Limits(StrictConfig):
     """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike.
 
-    ``max_turns``: sampled turns. ``max_tokens_per_turn``: sampled tokens of one turn; a turn that is cut there ends
-    the run. ``max_context_tokens``: of the whole context. ``max_errors_in_a_row``: calls that one after another were
-    broken, refused or without effect. ``wall_s``: seconds from the first turn to the last.
+    ``max_turns``: sampled turns. ``max_tokens_per_turn``: sampled tokens of one turn; a turn that is cut there ends the
+    run. ``max_context_tokens``: of the whole context. ``max_errors_in_a_row``: calls that one after another were
+    broken, refused or without effect. ``wall_s``: seconds from the first turn to the last. ``windows``: what happens
+    when a context grows long.
     """
 
     max_turns: int = Field(default=24, gt=0)

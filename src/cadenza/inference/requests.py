@@ -13,7 +13,10 @@ from cadenza.core.config import StrictConfig
 
 
 class EngineConfig(StrictConfig):
-    """``dtype``: bfloat16, float32, or auto (bfloat16 where the CPU has instructions for it). ``niceness``: how far the
+    """``slots``: sessions alive at once. ``max_context``: tokens per session. ``step_tokens``: most tokens fed in one
+    step; longer prompts take several. ``threads``: cores of its products.
+
+    ``dtype``: bfloat16, float32, or auto (bfloat16 where the CPU has instructions for it). ``niceness``: how far the
     engine's thread stands back (0..19) where others want its core. It runs whenever one row is ready, so it would take
     that core from the tools and the trainer for steps of few rows; standing back it finds more rows in each.
 
@@ -23,9 +26,9 @@ class EngineConfig(StrictConfig):
     as accepted ones.
     """
 
-    slots: int = Field(default=96, gt=0)  # sessions alive at once
-    max_context: int = Field(default=1536, gt=1)  # tokens per session
-    # Most tokens fed in one step; longer prompts take several. Rows that decode go first, prompts get what they leave.
+    slots: int = Field(default=96, gt=0)
+    max_context: int = Field(default=1536, gt=1)
+    # Rows that decode go first, prompts get what they leave.
     step_tokens: int = Field(default=512, gt=0)
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     threads: int = Field(default=1, gt=0)

@@ -10,14 +10,14 @@ from cadenza.core.config import StrictConfig
 class ModelConfig(StrictConfig):
     """Decoder-only mixture-of-experts transformer.
 
-    With ``short_conv = 0`` and ``d_shared = 0`` a block is exactly Qwen3-MoE's (QK norm, normalized top-k
-    router weights), so such checkpoints can be read and written. The defaults are the demo's 3.4 M parameters.
+    With ``short_conv = 0`` and ``d_shared = 0`` a block is exactly Qwen3-MoE's (QK norm, normalized top-k router
+    weights), so such checkpoints can be read and written. The defaults are the demo's 3.4 M parameters.
 
-    ``vocab_size``: tokens. ``d_model``: width of the residual stream. ``n_heads``, ``n_kv_heads``: heads of queries,
-    and of keys and values, which groups of query heads share. ``head_dim``: width of a head. ``n_experts``: experts a
-    layer. ``experts_per_token``: how many of them the router picks. ``d_expert``: hidden width of an expert.
-    ``rope_theta``: base of the rotary embedding. ``max_positions``: longest sequence, tokens. ``norm_eps``: added to
-    the mean square in RMSNorm. ``tie_embeddings``: the embedding is also the output matrix.
+    ``vocab_size``: tokens. ``d_model``: width of the residual stream. ``n_layers``: blocks. ``n_heads``: heads of
+    queries; ``n_kv_heads``: of keys and values, which groups of query heads share. ``head_dim``: width of a head.
+    ``n_experts``: experts a layer. ``experts_per_token``: how many of them the router picks. ``d_expert``: hidden width
+    of an expert. ``rope_theta``: base of the rotary embedding. ``max_positions``: longest sequence, tokens.
+    ``norm_eps``: added to the mean square in RMSNorm. ``tie_embeddings``: the embedding is also the output matrix.
     """
 
     vocab_size: int = 1024

@@ -34,10 +34,12 @@ EXCHANGE_DEADLINE_S = 60.0
 
 
 class EnvironmentConfig(StrictConfig):
-    """``backend`` is chosen by name and never replaced by another (invariant 12)."""
+    """``backend``: of the sandboxes, chosen by name and never replaced by another (invariant 12). ``sandboxes``: trials
+    that hold one at once; further orders wait. ``agent``: limits of a run. ``deadlines``: of the parts of a trial.
+    ``rewards``: what a rollout is worth. ``local``: settings of the backend ``local``."""
 
     backend: Literal["local"] = "local"
-    sandboxes: int = Field(default=64, gt=0)  # trials that hold a sandbox at once; further orders wait
+    sandboxes: int = Field(default=64, gt=0)
     agent: Limits = Limits()
     deadlines: Deadlines = Deadlines()
     rewards: RewardConfig = RewardConfig()

@@ -49,19 +49,20 @@ if TYPE_CHECKING:  # a dry run reads only the configuration above and need not w
 
 
 class RunConfig(StrictConfig):
-    """Keys of the run; the step's own are in ``step``.
+    """What a run does, and when it ends.
 
     ``groups_per_step``: groups with a spread of outcomes a step waits for (Yu et al., "DAPO", section 3.2: filtered by
-    what was solved). The others go into the step that finds them, and at most ``most_groups_per_step`` of all are
-    taken: where length or a behaviour has a price, they have a gradient too, but nearly every group has that, and a
-    step that counted them would hold little of what tells solved from failed.
+    what was solved); ``most_groups_per_step``: groups a step takes at most, those without a spread included: they go
+    into the step that finds them. Where length or a behaviour has a price, those have a gradient too, but nearly every
+    group has that, and a step that counted them would hold little of what tells solved from failed.
     ``groups_in_flight``: groups ordered ahead. ``max_staleness``: versions a token may be behind the trainer's next
-    step (invariant 8); a straggler is waited for ``straggler_s`` seconds and then trained with its capped weight.
-    ``synchronous`` turns the overlap off; the side that works then has ``synchronous_threads`` cores.
-    ``max_steps`` or ``max_seconds`` end the run, whichever comes first.
-    ``group_size``: rollouts a prompt. ``temperature``: of sampling. ``attempts``: trials of one rollout that the
-    infrastructure fails. ``checkpoint_every``: steps. ``step_deadline_s``: seconds a step of the trainer may take.
-    ``idle_deadline_s``: seconds without any rollout or step after which the run ends.
+    step (invariant 8); ``straggler_s``: seconds that a step waits for a group that it would make older, which is then
+    trained with its capped weight when it comes. ``synchronous``: turns the overlap off; ``synchronous_threads``: cores
+    that the side which works then has. ``max_steps``: optimizer steps after which the run ends; ``max_seconds``:
+    seconds after which it ends, if they are over first. ``step``: keys of one optimizer step. ``curriculum``: which
+    prompt next. ``group_size``: rollouts a prompt. ``temperature``: of sampling. ``attempts``: trials of one rollout
+    that the infrastructure fails. ``checkpoint_every``: steps. ``step_deadline_s``: seconds a step of the trainer may
+    take. ``idle_deadline_s``: seconds without any rollout or step after which the run ends.
     """
 
     max_steps: int = Field(default=60, ge=0)

@@ -70,7 +70,14 @@ def shipped_base() -> Path:
 
 class PretrainBaseConfig(StrictConfig):
     """Pretraining of the demo base, from nothing or from ``inputs = { model = .. }``, whose shape and tokenizer it then
-    keeps. ``source_tokens``: Python source read at most."""
+    keeps.
+
+    ``model``: its shape. ``vocab_size``: tokens of the tokenizer. ``steps``: of the optimizer. ``source_tokens``:
+    Python source read at most; ``source_documents``: files it comes from, at most. ``tokenizer_source_documents``:
+    files of source that the tokenizer is trained on; ``tokenizer_generated_documents``: generated texts beside them.
+    ``tokens_per_microbatch``: of one pass through the model. ``threads``: cores. ``evaluate_every``: steps from one
+    look at held-out text to the next. ``mixture``: what a step reads. ``optimizer``: its rates.
+    """
 
     model: ModelConfig = ModelConfig()
     vocab_size: int = Field(default=1024, gt=0)

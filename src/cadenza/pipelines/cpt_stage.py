@@ -22,7 +22,8 @@ class CptConfig(SourceTextConfig):
     """``stretch``: factor by which rotary positions are stretched before the first step, for rows longer than the model
     was trained on. ``mtp_weight``: of the loss of the MTP heads, which are trained along when the model has some.
     ``keep_middle``: also keep the weights at this share of the steps, in ``middle/`` (0: not): a trunk for heads that
-    are to suit what comes after it.
+    are to suit what comes after it. ``steps``: of the optimizer. ``threads``: cores. ``evaluate_every``: steps from one
+    look at held-out source to the next. ``optimizer``: its rates.
     """
 
     steps: int = Field(default=150, gt=0)

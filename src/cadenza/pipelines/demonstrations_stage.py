@@ -20,7 +20,8 @@ from cadenza.tokens import CompactRenderer, Sampling, Tokenizer
 
 
 class DemonstrationsConfig(StrictConfig):
-    """``split`` names the tasks shown; ``count`` of them, 0 for all."""
+    """``split``: of the tasks shown. ``count``: tasks shown; 0 for all of it. ``concurrency``: runs at once. ``agent``:
+    limits that the expert keeps to, and after it the model. ``expert``: what it does by chance."""
 
     split: str = "demo"
     count: int = Field(default=0, ge=0)

@@ -30,7 +30,8 @@ from cadenza.tokens import CompactRenderer, Tokenizer
 
 
 class SuiteTable(StrictConfig):
-    """One list of tasks: ``tasks`` of a split (0: all), ``samples`` at the chosen temperature, ``greedy`` once more."""
+    """One list of tasks. ``split``: of the tasks. ``tasks``: how many of it, the first ones; 0 for all. ``samples``:
+    attempts at each, at the chosen temperature. ``greedy``: each once more at temperature 0."""
 
     split: str = "heldout"
     tasks: int = 0
@@ -50,9 +51,11 @@ class PolicyTable(StrictConfig):
 
 
 class EvaluateConfig(StrictConfig):
-    """``temperatures`` are tried on ``validation_tasks`` of the validation split, never on held-out ones; with one
-    temperature nothing is tried. ``policies``: by role, what is different for that policy. ``trajectories``: readable
-    rollouts kept of each policy and suite."""
+    """``suites``: what is measured. ``temperatures``: tried on validation tasks, never on held-out ones; with one
+    nothing is tried. ``validation_split``: of the validation tasks; ``validation_tasks``: how many of it;
+    ``validation_samples``: attempts at each at each temperature. ``policies``: by role, what is different for that
+    policy. ``trajectories``: readable rollouts kept of each policy and suite. ``limits``: of the evaluation itself.
+    ``services``: engine and environments."""
 
     suites: tuple[SuiteTable, ...] = (SuiteTable(),)
     temperatures: tuple[float, ...] = Field(default=(0.5, 0.8, 1.0), min_length=1)

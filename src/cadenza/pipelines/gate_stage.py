@@ -21,7 +21,7 @@ from cadenza.pipelines.stages import Figures, Stage, StageContext
 
 class GateStageConfig(StrictConfig):
     """``candidates``: policies in the order they ask to be served; the first meets nothing and is only looked at by
-    itself. Each is compared with the one that is served by then."""
+    itself. Each is compared with the one that is served by then. ``gate``: what may be lost."""
 
     candidates: tuple[str, ...] = Field(default=("sft", "rl"), min_length=1)
     gate: GateConfig = GateConfig()

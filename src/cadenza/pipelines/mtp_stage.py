@@ -14,7 +14,8 @@ from cadenza.training.config import OptimizerConfig
 class MtpConfig(SourceTextConfig):
     """``heads``: tokens guessed beyond the next one. ``width``: hidden width of a head. ``middle``: the trunk is that
     which the input kept from the middle of its training (its ``keep_middle``), so that the heads suit a trunk that goes
-    on learning, and not just this one."""
+    on learning, and not just this one. ``steps``: of the optimizer. ``threads``: cores. ``evaluate_every``: steps from
+    one look at held-out source to the next. ``optimizer``: its rates."""
 
     heads: int = Field(default=2, gt=0)
     width: int = Field(default=256, gt=0)

@@ -46,10 +46,14 @@ DAMAGED = "damaged"
 
 
 class RealtimeConfig(StrictConfig):
-    """``split``: what users ask for, without the tasks that the RL stage ``after`` has drawn ("": all of it); the first
-    ``answers`` of them are learned from, as many as ``canary_tasks`` after them are what the canaries are asked.
-    ``gate_split``: what the gate measures on, ``gate_tasks`` of it with ``gate_samples`` each. ``steps``: optimizer
-    steps on the answers. ``damage``: of the drills' weights: noise relative to each tensor's spread (0: no drills)."""
+    """``split``: of the tasks that users ask for. ``after``: the RL stage whose prompts they leave out ("": none).
+    ``answers``: tasks, the first ones, whose answers are learned from. ``canary_tasks``: tasks after those that a
+    canary is asked at most. ``traffic``: how many users there are and what they do. ``rewards``: what that is worth.
+    ``steps``: optimizer steps on the answers; ``step``: keys of one optimizer step. ``gate_split``: of the tasks that
+    the gate measures on; ``gate_tasks``: how many of it; ``gate_samples``: attempts at each. ``gate``: what may be
+    lost; ``canary``: how long users try it, and what they may lose. ``damage``: of the drills' weights: noise relative
+    to each tensor's spread (0: no drills). ``trainer_threads``: cores of the trainer. ``services``: engine and
+    environments."""
 
     split: str = "train"
     after: str = "rl"

@@ -26,7 +26,8 @@ CHAIN = "weights"
 
 class WeightsConfig(StrictConfig):
     """How weights travel. ``store``: a folder or URL that trainer and engine reach; empty is the stage's own folder.
-    ``anchor_every``: versions between two whole copies. ``keep_anchors``: of them that stay, with what follows."""
+    ``anchor_every``: versions between two whole copies. ``keep_anchors``: whole copies that stay, with what follows
+    them."""
 
     store: str = operational("")
     anchor_every: int = Field(default=25, gt=0)
@@ -34,8 +35,9 @@ class WeightsConfig(StrictConfig):
 
 
 class RLConfig(RunConfig):
-    """The run's keys, the services' and the chain's of ``weights``. ``keep_rollouts``: every so many of them is kept
-    readable for inspection."""
+    """``split``: of the tasks that are prompts. ``trainer_threads``: cores of the trainer. ``keep_rollouts``: every so
+    many of them is kept for inspection, in ``rollouts/`` (0: none). ``services``: engine and environments. ``weights``:
+    how they travel from trainer to engine."""
 
     split: str = "train"
     trainer_threads: int = Field(default=1, gt=0)

@@ -17,7 +17,8 @@ from cadenza.orchestration.placement import Placement, Remote, make_placement
 
 
 class ServicesConfig(StrictConfig):
-    """``placement``: ray (one actor a service) or in_process. ``ray_address``: empty for a private local Ray."""
+    """``placement``: ray (one actor a service) or in_process. ``ray_address``: empty for a private local Ray.
+    ``engine``: what samples; ``environment``: where agents work and are graded."""
 
     placement: Literal["ray", "in_process"] = "ray"
     ray_address: str = ""

@@ -14,9 +14,16 @@ from cadenza.training.config import OptimizerConfig, SftDataConfig
 
 
 class SftConfig(StrictConfig):
-    """Trains for ``epochs`` or until the validation loss of the expert's tokens is flat for ``patience`` evaluations
-    (0: never stop early), at most ``budget_s`` seconds. With ``keep_best`` the weights of the best evaluation
-    are kept. ``mtp_weight``: of the loss of the MTP heads, which are trained along when the model has some."""
+    """What comes first ends the training: its epochs, its seconds, or a validation loss that has become flat.
+
+    ``epochs``: passes over the demonstrations. ``budget_s``: seconds at most. ``patience``: evaluations without a
+    better validation loss of the expert's tokens after which it is flat (0: never stop early); ``tolerance``: share of
+    the best loss by which a better one is lower. ``evaluations_per_epoch``: looks at the validation loss.
+    ``keep_best``: keeps the weights of the best evaluation and not the last. ``tokens_per_step``: of one optimizer
+    step; ``tokens_per_microbatch``: of one pass through the model. ``threads``: cores. ``mtp_weight``: of the loss of
+    the MTP heads, which are trained along when the model has some. ``data``: which tokens count how much.
+    ``optimizer``: its rates.
+    """
 
     epochs: float = Field(default=8.0, gt=0)
     budget_s: float = Field(default=1e9, gt=0)

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class SourceTextConfig(StrictConfig):
-    """``source_tokens`` of ``source_documents`` files, in rows of ``row_length``. ``held_out_tokens``: of other files,
-    for measuring. ``replay_share`` of each step's tokens repeats the base's generated text, so that it is not
-    forgotten."""
+    """``source_tokens``: of Python source, at most; ``source_documents``: files of it, at most. ``row_length``: tokens
+    of a row. ``held_out_tokens``: of other files, for measuring. ``tokens_per_step``: of one optimizer step;
+    ``tokens_per_microbatch``: of one pass through the model. ``replay_share``: of each step's tokens (0..1) that repeat
+    the base's generated text, so that it is not forgotten."""
 
     source_tokens: int = Field(default=1_500_000, gt=0)
     source_documents: int = Field(default=700, gt=0)

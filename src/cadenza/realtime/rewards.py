@@ -20,8 +20,9 @@ EXCLUDED = ("turn.interrupted",)
 
 class FeedbackRewards(StrictConfig):
     """Weights. ``accepted``: of the share of the shown lines that was taken. ``persisted``: of the share still there
-    later. ``undone``, ``correction``: taken back, and followed by a message that says it is still wrong. ``invalid``: a
-    call that could not be carried out. ``no_edit``: an answer that changed nothing, a question too."""
+    later. ``rejected``: not taken. ``undone``: taken back. ``correction``: followed by a message that says it is still
+    wrong. ``invalid``: a call that could not be carried out. ``no_edit``: an answer that changed nothing, a question
+    too."""
 
     accepted: float = 1.0
     persisted: float = 0.25

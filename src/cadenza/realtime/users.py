@@ -21,10 +21,10 @@ _BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class UserConfig(StrictConfig):
-    """Chances. ``accept_right``, ``accept_wrong``: of taking a change that does, or does not, solve the task.
-    ``partial``: of taking only a part of it. ``undo``: of taking back a wrong one that was accepted. ``followup``: of
-    saying so after a wrong one. ``silent``: of leaving without a word. ``interrupt``: of breaking off before the end.
-    ``consent``: of allowing to train on it. ``users``: how many there are."""
+    """Chances. ``accept_right``: of taking a change that solves the task; ``accept_wrong``: of taking one that does
+    not. ``partial``: of taking only a part of it. ``undo``: of taking back a wrong one that was accepted. ``followup``:
+    of saying so after a wrong one. ``silent``: of leaving without a word. ``interrupt``: of breaking off before the
+    end. ``consent``: of allowing to train on it. ``users``: how many there are."""
 
     accept_right: float = Field(default=0.92, ge=0, le=1)
     accept_wrong: float = Field(default=0.15, ge=0, le=1)

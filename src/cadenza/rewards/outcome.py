@@ -26,8 +26,9 @@ class LengthPenalty(StrictConfig):
     ``scale``: factor on the whole penalty, in units of reward; 0 turns it off. ``k``: how soon the penalty bends, per
     weighted token. ``q``: how strongly it bends: 0 a line, 1 the logarithm, above 1 it stays below
     ``scale / (k (q - 1))`` however long a run is, so that long work on a hard task is hardly dearer for being longer.
-    ``think``, ``call``, ``output``, ``final``: weight of a token of that kind. ``per_call``, ``per_turn``: weight of
-    one call, of one turn.
+    ``think``: weight of a token of a thought or a summary; ``call``: weight of a token of a call; ``output``: weight of
+    a token of what a tool answered; ``final``: weight of a token of a closing message. ``per_call``: what one call of a
+    tool adds to the weighted tokens, whatever its length; ``per_turn``: what one turn adds, a summary too.
     """
 
     scale: float = 0.0
@@ -49,18 +50,17 @@ class RewardConfig(StrictConfig):
     """What a rollout is worth.
 
     ``solved``: the outcome for a score of 1. ``failed``: for a score of 0; what lies between follows the score.
-    ``unfinished``: factor on the outcome of a run that did not end by itself (cut turn, full context, too many
-    turns): its patch is graded, and 1.0 means the patch alone counts.
-    ``failures``: the outcome for a verdict that is the model's own failure, by kind; a kind that is not listed
-    is worth ``failed``. ``broken_call``: for each call that could not be read or does not fit its tool;
-    ``call_errors``: for each call that a tool answered with an error, by kind (``{ no_effect = -0.05 }``).
-    ``false_finish``: for a run that ends itself with its task not wholly solved. All are negative to discourage.
-    They tell apart the runs of a group that never solves its task, which the outcome alone does not. Where only failed
-    calls cost something, giving up is the cheapest way to fail; where a false finish does, never finishing is, unless
-    ``unfinished`` is below 1.
-    ``open_todo``: for each item that the run leaves open on its own list. ``needless_rerun``: for each call that was
-    made before in the same context, with nothing edited since. Composer 2, section 4.2: such behaviours are watched
-    during RL, and priced when they show.
+    ``unfinished``: factor on the outcome of a run that did not end by itself (cut turn, full context, too many turns):
+    its patch is graded, and 1.0 means the patch alone counts. ``failures``: the outcome for a verdict that is the
+    model's own failure, by kind; a kind that is not listed is worth ``failed``. ``broken_call``: for each call that
+    could not be read or does not fit its tool; ``call_errors``: for each call that a tool answered with an error, by
+    kind (``{ no_effect = -0.05 }``). ``false_finish``: for a run that ends itself with its task not wholly solved. All
+    are negative to discourage. They tell apart the runs of a group that never solves its task, which the outcome alone
+    does not. Where only failed calls cost something, giving up is the cheapest way to fail; where a false finish does,
+    never finishing is, unless ``unfinished`` is below 1. ``open_todo``: for each item that the run leaves open on its
+    own list. ``needless_rerun``: for each call that was made before in the same context, with nothing edited since.
+    Composer 2, section 4.2: such behaviours are watched during RL, and priced when they show. ``length``: the price of
+    length.
     """
 
     solved: float = 1.0

@@ -39,11 +39,11 @@ class ExpertConfig(StrictConfig):
     ``tests_first``: runs the tests before reading. ``grep_although_named``: searches although the issue names the
     place. ``tests_between_files``: runs the tests after the first of two files is mended. ``tests_last``: runs the
     tests before it finishes. ``mistake``: errs before the repair, where the code allows it. ``mistake_other_def``:
-    share of those that write a definition that was right, of the same file or another, and take it back; the rest
-    write the one to repair. ``mistake_unchanged``: share of the mistakes that write a definition as it is.
+    share of those that write a definition that was right, of the same file or another, and take it back; the rest write
+    the one to repair. ``mistake_unchanged``: share of the mistakes that write a definition as it is.
     ``mistake_elsewhere``: share of the others that leave the bug and put a slip on another line; the rest have the
-    right line wrong. ``mistake_again``: share of mistakes in the one to repair followed by one more,
-    ``read_again_after_mistake``: by reading the file again.
+    right line wrong. ``mistake_again``: share of mistakes in the one to repair followed by one more;
+    ``read_again_after_mistake``: share of mistakes after which it reads the file again.
     """
 
     todo: float = 0.0

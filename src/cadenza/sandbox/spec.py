@@ -39,11 +39,11 @@ class SandboxSpec:
 class LocalConfig(StrictConfig):
     """Settings of the ``local`` backend.
 
-    ``scratch``: where changed files live: ``tmpfs`` (memory; needs user attributes on tmpfs, Linux 6.6), ``disk``
-    (a directory below ``directory``), or ``auto``: tmpfs where the kernel can, else disk.
-    ``directory``: parent of the backend's working directory; None: the system's temporary directory.
-    ``start_timeout_s``, ``create_timeout_s``, ``destroy_timeout_s``: seconds the backend's start, the creation of one
-    sandbox and its end may take. ``reply_grace_s``: seconds a sandbox has beyond a command's own timeout to answer.
+    ``scratch``: where changed files live: ``tmpfs`` (memory; needs user attributes on tmpfs, Linux 6.6), ``disk`` (a
+    directory below ``directory``), or ``auto``: tmpfs where the kernel can, else disk. ``directory``: parent of the
+    backend's working directory; None: the system's temporary directory. ``start_timeout_s``: seconds the backend's
+    start may take; ``create_timeout_s``: seconds the creation of one sandbox may take; ``destroy_timeout_s``: seconds
+    its end may take. ``reply_grace_s``: seconds a sandbox has beyond a command's own timeout to answer.
     """
 
     scratch: str = "auto"
