@@ -33,6 +33,28 @@ def test_a_call_that_can_say_nothing_new_is_not_counted_or_one_after_an_edit_is(
     assert run(EDIT, TESTS, EDIT, TESTS, Call("finish")).counters["needless_reruns"] == 1
 
 
+def test_a_run_goes_round_to_its_last_turn(run):
+    ended = run(*[TESTS, READ, LIST] * 4)
+    assert ended.finish_reason == "errors" and ended.counters["turns"] == 6
+    assert ended.counters["tools"]["run_tests"] == {
+        "calls": 2, "errors": {"repeated": 1}, "seconds": pytest.approx(0, abs=60)
+    }  # fmt: skip
+    free = run(*[TESTS, READ, LIST] * 4, Call("finish"), limits=Limits(refuse_repeats=False))
+    assert free.finish_reason == "finish" and free.counters["needless_reruns"] == 9
+
+
+def test_a_call_that_the_environment_failed_cannot_be_made_again(renderer, replay, make_sandbox):
+    class Once(ToolLibrary):
+        async def run(self, call, sandbox):
+            made.append(call)
+            return ToolResult("slow", "timeout") if len(made) == 1 else ToolResult("ok")
+
+    made = []
+    agent = Agent(renderer, Once(demo_tools().tools), Limits())
+    counters = asyncio.run(agent.run(replay(TESTS, TESTS, TESTS, Call("finish")), make_sandbox(FILES), "Fix f."))
+    assert len(made) == 3 and counters.counters["needless_reruns"] == 1
+
+
 def test_reading_again_what_a_summary_left_out_counts_as_needless(run):
     limits = Limits(max_context_tokens=2000, windows=WindowConfig(mode="summary", trigger=20, most=2))
     counters = run(READ, Summary("s"), READ, READ, Call("finish"), limits=limits).counters
