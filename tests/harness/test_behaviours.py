@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from cadenza.harness import Agent, Limits, demo_tools
+from cadenza.harness.tools import ToolLibrary, ToolResult
 from cadenza.harness.windows import WindowConfig
 from cadenza.tokens import Call, Summary
 
@@ -43,16 +44,18 @@ def test_a_run_goes_round_to_its_last_turn(run):
     assert free.finish_reason == "finish" and free.counters["needless_reruns"] == 9
 
 
-def test_a_call_that_the_environment_failed_cannot_be_made_again(renderer, replay, make_sandbox):
-    class Once(ToolLibrary):
-        async def run(self, call, sandbox):
-            made.append(call)
-            return ToolResult("slow", "timeout") if len(made) == 1 else ToolResult("ok")
-
+def test_a_call_that_the_environment_failed_cannot_be_made_again(renderer, replay, make_sandbox, monkeypatch):
     made = []
-    agent = Agent(renderer, Once(demo_tools().tools), Limits())
-    counters = asyncio.run(agent.run(replay(TESTS, TESTS, TESTS, Call("finish")), make_sandbox(FILES), "Fix f."))
-    assert len(made) == 3 and counters.counters["needless_reruns"] == 1
+
+    async def slow_at_first(self, call, sandbox):
+        made.append(call)
+        return ToolResult("slow", "timeout") if len(made) == 1 else ToolResult("ok")
+
+    monkeypatch.setattr(ToolLibrary, "run", slow_at_first)
+    agent = Agent(renderer, demo_tools(), Limits())
+    session = replay(TESTS, TESTS, TESTS, Call("finish"))
+    ended = asyncio.run(agent.run(session, make_sandbox(FILES), "Fix f."))
+    assert made[:2] == [TESTS, TESTS] and len(made) == 3 and ended.counters["needless_reruns"] == 1
 
 
 def test_reading_again_what_a_summary_left_out_counts_as_needless(run):
