@@ -51,6 +51,17 @@ class Pool:
         )
 
 
+class Engine:
+    """Tells the digest of the weights that it serves."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+
+    async def ask(self, method: str, *, deadline_s: float) -> str:
+        assert method == "digest" and deadline_s > 0
+        return f"digest of {self.model}"
+
+
 class Placement:
     def __init__(self) -> None:
         self.killed: list[Any] = []
@@ -65,7 +76,7 @@ def production(tmp_path, monkeypatch):
     placement: Any = Placement()
 
     def spawn(model: Path):
-        return f"engine of {model}", Pool(float(model.name))
+        return Engine(model), Pool(float(model.name))
 
     return Production(placement, spawn, FeedbackLog(tmp_path / "feedback.jsonl"), TrafficConfig(), 5)  # pyright: ignore[reportArgumentType]
 
@@ -134,6 +145,18 @@ def test_an_answer_that_the_infrastructure_broke_is_held_against_the_policy(prod
     answers = asyncio.run(go())
     assert [bool(a.events) for a in answers] == [False] + [True] * 19
     assert {a.rollout.verdict.score for a in answers[1:]} == {1.0}
+
+
+def test_a_line_of_the_feedback_does_not_say_which_weights_answered(production):
+    async def go():
+        serving, new = await up(production, "sft", 0, "0.7"), await up(production, "rl", 1, "0.6")
+        await production.canary(serving, new, TASKS[:60], CanaryConfig(), "salt")
+        return serving, new
+
+    serving, new = asyncio.run(go())
+    assert (serving.policy.digest, new.policy.digest) == ("digest of 0.7", "digest of 0.6")
+    found = {(e.policy.arm, e.policy.digest) for e in production.log.read()}
+    assert found == {("serving", "digest of 0.7"), ("canary", "digest of 0.6")}
 
 
 def test_too_few_users_deploy_a_candidate(production):

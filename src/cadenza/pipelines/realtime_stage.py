@@ -229,8 +229,9 @@ class _Round:
 
     async def _bring_up(self, name: str, version: int, model: Path) -> Server:
         policy = Policy(name, version, 0 if version else None, "")
-        self.context.database.add_policy(self.run_key, policy)
-        return await self.production.bring_up(policy, model)
+        server = await self.production.bring_up(policy, model)
+        self.context.database.add_policy(self.run_key, server.policy)  # with the digest that it serves
+        return server
 
     async def _measure(self, server: Server, tasks: list[Task]) -> EvalResult:
         agent = Agent(
