@@ -13,6 +13,8 @@ import pytest
 from cadenza.cli.app import main
 from cadenza.cli.failures import report
 from cadenza.core.errors import ConfigError, Interrupted, MissingArtifact, ServiceDied
+from cadenza.core.rundb import RunDatabase
+from cadenza.core.types import Policy
 from cadenza.pipelines.assist import readable_step
 from cadenza.pipelines.plan import plan_recipe
 
@@ -107,7 +109,14 @@ def test_train_runs_and_the_overview_tells_it(cadenza, tmp_path):
     assert outcome["run_dir"] == str(tmp_path / "runs" / "numbers")
     (run,) = [json.loads(line) for line in cadenza("runs", "--json").stdout.splitlines()]
     assert (run["name"], run["status"], run["stages"][0]["figures"]) == ("numbers", "finished", {"count": 4})
-    assert "count=4" in cadenza("runs", "numbers").stdout
+    assert "count=4" in cadenza("runs", "numbers").stdout and "alias" not in cadenza("runs", "numbers").stdout
+    with RunDatabase.open(tmp_path / "runs" / "cadenza.db") as database:
+        database.add_policy(f"{run['id']}/numbers", Policy("numbers", 3, None, "0f1e2d3c4b5a6978"))
+        database.point(f"{run['id']}/serving", f"{run['id']}/numbers", 3)
+    told = cadenza("runs", "numbers").stdout.splitlines()[-1].split()
+    assert told[:4] == ["serving", "numbers", "3", "0f1e2d3c4b5a6978"] and told[-1] == "there"
+    (alias,) = json.loads(cadenza("runs", "numbers", "--json").stdout)["aliases"]
+    assert (alias["alias"], alias["version"], alias["digest"]) == ("serving", 3, "0f1e2d3c4b5a6978")
     assert "did you mean 'numbers'" in cadenza("runs", "number").stderr
     again = cadenza("train", "./numbers.toml", "--set", "numbers.count=5")
     assert again.returncode == 2

@@ -36,8 +36,8 @@ def test_a_better_policy_is_not_served_or_a_damaged_one_is(tmp_path):
     assert outcome.stages[0].figures == {"serving": "rl", "promoted": 2, "refused": 1}
     run = outcome.run_id
     with RunDatabase.open(path) as database:
-        assert database.alias(f"{run}/serving") == (f"{run}/rl", 0)
-        assert database.alias(f"{run}/candidate") == (f"{run}/damaged", 0)
+        aliases = {a.alias: (a.stage, a.version) for a in database.aliases(run)}
+        assert aliases == {"serving": ("rl", 0), "candidate": ("damaged", 0)}
         decisions = [e["data"] for e in database.events(run, "gate")]
     assert [(d["candidate"], d["baseline"], d["promote"]) for d in decisions] == [
         ("sft", "", True), ("rl", "sft", True), ("damaged", "rl", False),
@@ -76,10 +76,11 @@ def judged(folder: Path, known: list[Policy], digests: tuple[str, str]) -> tuple
         for policy in known:
             database.add_policy("run/rl", policy)
         run_plan(make_plan({"name": "r", "stage": [gate]}), run_dir)
-        alias = database.alias("run/serving")
+        (serving,) = [alias for alias in database.aliases("run") if alias.alias == "serving"]
         policies = database.policies("run/rl")
-    assert alias is not None and alias[0] == "run/rl"
-    return next(p for p in policies if p.version == alias[1]), policies
+    (served,) = [p for p in policies if p.version == serving.version]
+    assert (serving.stage, serving.digest) == ("rl", served.digest)
+    return served, policies
 
 
 def test_the_alias_does_not_say_which_weights_were_judged(tmp_path):
@@ -96,3 +97,16 @@ def test_the_alias_does_not_say_which_weights_were_judged(tmp_path):
     (tmp_path / "d").mkdir()
     with pytest.raises(ForeignSample, match="'rl' was evaluated on weights d1 and d2"):
         judged(tmp_path / "d", [], ("d2", "d1"))
+
+
+def test_a_gate_that_lets_nothing_through_leaves_what_an_earlier_attempt_served(tmp_path):
+    evaluation("rl", "heldout", 0, 0.7, 20, 1).save(tmp_path / "evaluate" / "evaluations" / "rl-heldout.json")
+    (tmp_path / "rl").mkdir()
+    gate = {"name": "gate", "kind": "cadenza.pipelines.gate_stage:Gate", "candidates": ["rl"]}
+    gate |= {"inputs": {"evaluate": f"{tmp_path}/evaluate", "rl": f"{tmp_path}/rl"}}
+    run_dir = tmp_path / "runs" / "r"
+    outcome = run_plan(make_plan({"name": "r", "stage": [gate]}), run_dir)
+    strict = gate | {"gate": {"must_pass": ["no such task"]}}
+    run_plan(make_plan({"name": "r", "stage": [strict]}), run_dir, restart_from="gate")
+    with RunDatabase.open(tmp_path / "runs" / "cadenza.db") as database:
+        assert [a.alias for a in database.aliases(outcome.run_id)] == ["candidate"]

@@ -13,7 +13,7 @@ EPILOG = """
 
 cadenza runs                 all runs under ./runs
 
-cadenza runs demo            the stages of the run named demo, with their figures
+cadenza runs demo            the stages of the run named demo, with their figures, and which policy is served
 
 cadenza runs --json          one JSON object a run
 """
@@ -26,8 +26,8 @@ def runs(
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a run.")] = False,
 ) -> None:
-    """List runs and their stages."""
-    from cadenza.pipelines.overview import list_runs, runs_table, stages_table
+    """List runs, their stages, and the policies that their aliases (serving, candidate, canary) point at."""
+    from cadenza.pipelines.overview import aliases_table, list_runs, runs_table, stages_table
 
     found = list_runs(folder, name)
     if as_json:
@@ -42,3 +42,5 @@ def runs(
         return
     for run in found:
         console.print(stages_table(run))
+        if run["aliases"]:
+            console.print(aliases_table(run))

@@ -64,7 +64,9 @@ class Gate(Stage[GateStageConfig]):
             if decision.promote:
                 context.database.point(f"{context.run_id}/serving", run, policy.version)
                 served, promoted = name, promoted + 1
-        if served:
+        if not served:  # what an earlier attempt decided is not served either
+            context.database.unpoint(f"{context.run_id}/serving")
+        else:
             copy_model(context.input(served), context.out)
         return {"serving": served, "promoted": promoted, "refused": len(self.config.candidates) - promoted}
 
