@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cadenza.core.progress import Progress
 from cadenza.core.types import Policy, Rollout, RolloutFailure, Task, Verdict
+from cadenza.pipelines.realtime_stage import RealtimeConfig, _Round
+from cadenza.pipelines.stages import StageContext
 from cadenza.realtime import CanaryConfig, FeedbackLog, FeedbackRewards, judge
 from cadenza.realtime import round as module
 from cadenza.realtime.rewards import baselines
@@ -159,10 +163,31 @@ def test_a_line_of_the_feedback_does_not_say_which_weights_answered(production):
     assert found == {("serving", "digest of 0.7"), ("canary", "digest of 0.6")}
 
 
+@pytest.mark.parametrize(("tasks", "missing"), [(8, 5), (12, 1), (13, 0), (40, 0)])
+def test_the_canary_is_asked_fewer_tasks_than_it_should_without_a_word(tmp_path, caplog, tasks, missing):
+    said: list[str] = []
+    progress = Progress()
+    progress.line = said.append  # type: ignore[method-assign]
+    context: Any = StageContext(
+        "realtime", tmp_path, tmp_path, False, "r", "r/realtime", 0, *[None] * 2, progress,  # pyright: ignore[reportArgumentType]
+        logging.getLogger("cadenza.realtime"), {"model": tmp_path},
+    )  # fmt: skip
+    made = _Round(RealtimeConfig(answers=3, canary_tasks=10), context, TASKS[:tasks])
+    assert len(made.later) == 10 - missing and made.figures.get("canary_tasks_missing", 0) == missing
+    told = (
+        f"canary: {10 - missing} tasks instead of 10: split 'train' has {tasks} that were not drawn before, "
+        "and 3 of them are learned from"
+    )
+    assert said == ([told] if missing else []) == [record.message for record in caplog.records]
+
+
 def test_too_few_users_deploy_a_candidate(production):
     async def go():
         serving = await up(production, "sft", 0, "0.7")
         new = await up(production, "rl", 1, "0.7")
         return await production.canary(serving, new, TASKS[:30], CanaryConfig(), "salt")
 
-    assert asyncio.run(go()).state == "watching"
+    canary = asyncio.run(go())
+    assert canary.state == "watching"
+    few = f"{canary.answers['canary']}, and {canary.answers['serving']} of the policy that is served"
+    assert canary.told() == f"too few answers to decide: {few}, where 60 of each are asked for"
