@@ -66,6 +66,13 @@ def cadenza(tmp_path, command_environment):
         (["runs"], 3, "error: no runs in "),
         (["train", "./numbers.toml", "--restart-from", "nmbers"], 2, "error: recipe 'numbers' has no stage "),
         (
+            ["train", "./numbers.toml", "--restart-from", "nmbers", "--dry-run"],
+            2,
+            "error: recipe 'numbers' has no stage 'nmbers'; did you mean 'numbers'?",
+        ),
+        (["train"], 2, "error: no recipe was named; name one of those that cadenza train --list shows"),
+        (["train", "--dry-run"], 2, "error: no recipe was named; "),
+        (
             ["train", "demo", "--dry-run", "--set", "rl.inputs.tasks=/none"],
             3,
             "error: input 'tasks' of stage 'rl' ",
@@ -222,18 +229,48 @@ def test_help_and_version_need_nothing_installed_but_the_base(cadenza):
         assert "Examples" in cadenza(command, "--help").stdout
 
 
-def test_shell_completion_offers_the_recipes(tmp_path, command_environment):
+def test_shell_completion_knows_no_recipes_runs_or_stages(tmp_path, command_environment):
     command = Path(sys.executable).parent / "cadenza"
-    asked = {"_CADENZA_COMPLETE": "complete_bash", "COMP_WORDS": "cadenza train demo-", "COMP_CWORD": "2"}
-    done = subprocess.run(
-        [command],
-        env={**command_environment, **asked},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert {"demo-quick", "demo-base"} <= set(done.stdout.split())
+
+    def offered(words: str) -> set[str]:
+        """What is offered for the last of the words, which may be empty."""
+        asked = {
+            "_CADENZA_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
+        done = subprocess.run(
+            [command], env={**command_environment, **asked}, cwd=tmp_path, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0 and done.stderr == ""
+        return set(done.stdout.split())
+
+    assert {"demo-quick", "demo-base"} <= offered("cadenza train demo-")
+    assert offered("cadenza train demo --restart-from re") == {"realtime", "report"}
+    assert {"tasks", "sft", "rl"} <= offered("cadenza train demo --restart-from ")
+    assert offered("cadenza train dmo --restart-from ") == set()
+    assert offered("cadenza runs ") == set()
+    for number, name in enumerate(("first", "second", "second")):
+        with RunDatabase.open(tmp_path / "runs" / "cadenza.db") as database:
+            database.begin_run(f"r{number}", name, tmp_path / name, {}, 0, {})
+    (tmp_path / "runs").rename(tmp_path / "others")
+    assert offered("cadenza runs --folder others ") == {"first", "second"}
+    (tmp_path / "others").rename(tmp_path / "runs")
+    assert offered("cadenza runs s") == {"second"}
+
+
+def test_a_row_is_broken_where_there_is_no_terminal(cadenza, tmp_path):
+    folder = tmp_path / "a folder with a long name" / ("x" * 90)
+    with RunDatabase.open(tmp_path / "runs" / "cadenza.db") as database:
+        database.begin_run("r", "demo", folder, {}, 0, {})
+        database.start_stage("r", "sft", 0, "", {})
+        database.finish_stage("r", "sft", "", {f"figure_{n}": n for n in range(40)})
+    header, row = cadenza("runs").stdout.splitlines()
+    assert header.split()[-1] == "folder" and row.rstrip().endswith(str(folder))
+    first, _, row = cadenza("runs", "demo").stdout.splitlines()
+    assert first == f"demo, seed 0: gone, in {folder}"
+    assert row.startswith("sft") and row.rstrip().endswith("figure_39=39")
 
 
 def test_an_error_that_ray_wrapped_is_told_as_the_one_inside(capsys):

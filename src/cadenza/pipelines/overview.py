@@ -113,10 +113,14 @@ def runs_table(runs: list[dict[str, Any]]) -> Table:
     return table
 
 
+def heading(run: dict[str, Any]) -> str:
+    """One line on a run."""
+    return f"{run['name']}, seed {run['seed']}: {run['status']}, in {run['run_dir']}"
+
+
 def stages_table(run: dict[str, Any]) -> Table:
     """A table of one run's stages."""
     table = _table("stage", "status", "time", "figures")
-    table.title = f"{run['name']}, seed {run['seed']}: {run['status']}, in {run['run_dir']}"
     for stage in run["stages"]:
         spent = clock(stage["finished"] - stage["started"]) if stage["finished"] else ""
         note = stage["reason"] or _figures(stage["figures"] or {})
@@ -136,7 +140,7 @@ def aliases_table(run: dict[str, Any]) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
