@@ -168,8 +168,9 @@ def test_the_canary_is_asked_fewer_tasks_than_it_should_without_a_word(tmp_path,
     said: list[str] = []
     progress = Progress()
     progress.line = said.append  # type: ignore[method-assign]
-    context: Any = StageContext(
-        "realtime", tmp_path, tmp_path, False, "r", "r/realtime", 0, *[None] * 2, progress,  # pyright: ignore[reportArgumentType]
+    nothing: Any = None
+    context = StageContext(
+        "realtime", tmp_path, tmp_path, False, "r", "r/realtime", 0, nothing, nothing, progress,
         logging.getLogger("cadenza.realtime"), {"model": tmp_path},
     )  # fmt: skip
     made = _Round(RealtimeConfig(answers=3, canary_tasks=10), context, TASKS[:tasks])
