@@ -373,21 +373,22 @@ def show(claim: Claim, seeds: Sequence[int]) -> None:
 
     table = Table("arm", *(f"seed {k}" for k in seeds))
     for arm in claim.arms:
-        cells = []
-        for k in seeds:
-            record = claim.record(arm.name, k)
-            waits = [name for name in arm.after if claim.record(name, k) is None]
-            minutes = sum(s["seconds"] for s in record["stages"].values()) / 60 if record else 0.0
-            if record is not None:
-                cells.append(
-                    f"done, {minutes:.0f} min"
-                    if record["design"] == claim.design
-                    else "of another configuration"
-                )
-            else:
-                cells.append(f"after {', '.join(waits)}" if waits else "ready")
-        table.add_row(arm.name, *cells)
+        table.add_row(arm.name, *(_standing(claim, arm, k) for k in seeds))
     Console().print(table)
+
+
+def _standing(claim: Claim, arm: Arm, seed: int) -> str:
+    """Whether an arm of a seed is done, can be run, or what keeps it from that."""
+    record = claim.record(arm.name, seed)
+    if record is not None:
+        minutes = sum(s["seconds"] for s in record["stages"].values()) / 60
+        return f"done, {minutes:.0f} min" if record["design"] == claim.design else "of another configuration"
+    earlier = {name: claim.record(name, seed) for name in arm.after}
+    waits = [name for name, found in earlier.items() if found is None]
+    strange = [name for name, found in earlier.items() if found and found["design"] != claim.design]
+    told = [f"after {', '.join(waits)}"] if waits else []
+    told += [f"{', '.join(strange)} of another configuration"] if strange else []
+    return "; ".join(told) or "ready"
 
 
 def _parser(claim: type[Claim], about: str) -> argparse.ArgumentParser:

@@ -30,7 +30,7 @@ from cadenza.evaluation.figures import Figure, line, mean_over_seeds, signed
 from cadenza.inference.engine import Engine
 from cadenza.inference.requests import EngineConfig, Request, Sampling
 from cadenza.model.hf import load_model
-from cadenza.model.replay import LayerReplay
+from cadenza.model.replay import ReplayCounts
 from cadenza.model.transformer import PolicyModel
 from cadenza.rollouts.record import read_rollouts
 from cadenza.tokens import Tokenizer
@@ -96,34 +96,19 @@ def sampled(wanted: Conditions, model: Path, rollouts: Path, noise: float) -> li
 
 
 @torch.no_grad()
-def gaps(model: PolicyModel, samples: list[Sample], keep: float | None, bf16: bool) -> np.ndarray:
-    """Absolute differences of the log-probabilities of every sampled token."""
+def gaps(
+    model: PolicyModel,
+    samples: list[Sample],
+    keep: float | None,
+    bf16: bool,
+    counts: ReplayCounts | None = None,
+) -> np.ndarray:
+    """Absolute differences of the log-probabilities of every sampled token. ``counts``: of the routes, added to."""
     found = []
     for packed in pack(samples, 4096):
-        logp_N, _ = sampled_logprobs(model, packed, bf16, keep)
+        logp_N, _ = sampled_logprobs(model, packed, bf16, keep, counts)
         found.append((logp_N - packed.behaviour_N).abs().numpy())
     return np.concatenate(found)
-
-
-def other_experts(model: PolicyModel, samples: list[Sample], bf16: bool) -> float:
-    """Share of all (token, layer) that the trainer would send to other experts than the engine did."""
-    watched = LayerReplay.pick
-    differ, seen = 0, 0
-
-    def pick(self: LayerReplay, probs_NE: torch.Tensor, own_NK: torch.Tensor) -> torch.Tensor:
-        nonlocal differ, seen
-        read_N = self.routes_NK[:, 0] != UNREAD
-        same_N = (self.routes_NK.sort(-1).values == own_NK.sort(-1).values).all(-1)
-        differ += int((~same_N & read_N).sum())
-        seen += int(read_N.sum())
-        return watched(self, probs_NE, own_NK)
-
-    LayerReplay.pick = pick  # the one place where both choices are known
-    try:
-        gaps(model, samples, 0.0, bf16)
-    finally:
-        LayerReplay.pick = watched
-    return differ / max(1, seen)
 
 
 def corrupted(samples: list[Sample], share: float, experts: int, seed: int) -> list[Sample]:
@@ -153,10 +138,12 @@ def measure(
     found: dict[str, dict[str, float]] = {}
 
     def look(condition: str, samples: list[Sample]) -> None:
+        counts = {name: ReplayCounts() for name in MODES}
         found[condition] = {
-            name: float(np.quantile(gaps(model, samples, keep, bf16), 0.99)) for name, keep in MODES.items()
+            name: float(np.quantile(gaps(model, samples, keep, bf16, counts[name]), 0.99))
+            for name, keep in MODES.items()
         } | {
-            "other": other_experts(model, samples, bf16),
+            "other": counts["pure"].shares()["routes_differ"],
             "tokens": float(sum(s.sampled_T.sum() for s in samples)),
         }
 

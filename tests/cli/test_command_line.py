@@ -13,6 +13,8 @@ import pytest
 from cadenza.cli.app import main
 from cadenza.cli.failures import report
 from cadenza.core.errors import ConfigError, Interrupted, MissingArtifact, ServiceDied
+from cadenza.core.rundb import RunDatabase
+from cadenza.core.types import Policy
 from cadenza.pipelines.assist import readable_step
 from cadenza.pipelines.plan import plan_recipe
 
@@ -64,6 +66,13 @@ def cadenza(tmp_path, command_environment):
         (["runs"], 3, "error: no runs in "),
         (["train", "./numbers.toml", "--restart-from", "nmbers"], 2, "error: recipe 'numbers' has no stage "),
         (
+            ["train", "./numbers.toml", "--restart-from", "nmbers", "--dry-run"],
+            2,
+            "error: recipe 'numbers' has no stage 'nmbers'; did you mean 'numbers'?",
+        ),
+        (["train"], 2, "error: no recipe was named; name one of those that cadenza train --list shows"),
+        (["train", "--dry-run"], 2, "error: no recipe was named; "),
+        (
             ["train", "demo", "--dry-run", "--set", "rl.inputs.tasks=/none"],
             3,
             "error: input 'tasks' of stage 'rl' ",
@@ -107,7 +116,14 @@ def test_train_runs_and_the_overview_tells_it(cadenza, tmp_path):
     assert outcome["run_dir"] == str(tmp_path / "runs" / "numbers")
     (run,) = [json.loads(line) for line in cadenza("runs", "--json").stdout.splitlines()]
     assert (run["name"], run["status"], run["stages"][0]["figures"]) == ("numbers", "finished", {"count": 4})
-    assert "count=4" in cadenza("runs", "numbers").stdout
+    assert "count=4" in cadenza("runs", "numbers").stdout and "alias" not in cadenza("runs", "numbers").stdout
+    with RunDatabase.open(tmp_path / "runs" / "cadenza.db") as database:
+        database.add_policy(f"{run['id']}/numbers", Policy("numbers", 3, None, "0f1e2d3c4b5a6978"))
+        database.point(f"{run['id']}/serving", f"{run['id']}/numbers", 3)
+    told = cadenza("runs", "numbers").stdout.splitlines()[-1].split()
+    assert told[:4] == ["serving", "numbers", "3", "0f1e2d3c4b5a6978"] and told[-1] == "there"
+    (alias,) = json.loads(cadenza("runs", "numbers", "--json").stdout)["aliases"]
+    assert (alias["alias"], alias["version"], alias["digest"]) == ("serving", 3, "0f1e2d3c4b5a6978")
     assert "did you mean 'numbers'" in cadenza("runs", "number").stderr
     again = cadenza("train", "./numbers.toml", "--set", "numbers.count=5")
     assert again.returncode == 2
@@ -213,18 +229,48 @@ def test_help_and_version_need_nothing_installed_but_the_base(cadenza):
         assert "Examples" in cadenza(command, "--help").stdout
 
 
-def test_shell_completion_offers_the_recipes(tmp_path, command_environment):
+def test_shell_completion_knows_no_recipes_runs_or_stages(tmp_path, command_environment):
     command = Path(sys.executable).parent / "cadenza"
-    asked = {"_CADENZA_COMPLETE": "complete_bash", "COMP_WORDS": "cadenza train demo-", "COMP_CWORD": "2"}
-    done = subprocess.run(
-        [command],
-        env={**command_environment, **asked},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert {"demo-quick", "demo-base"} <= set(done.stdout.split())
+
+    def offered(words: str) -> set[str]:
+        """What is offered for the last of the words, which may be empty."""
+        asked = {
+            "_CADENZA_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
+        done = subprocess.run(
+            [command], env={**command_environment, **asked}, cwd=tmp_path, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0 and done.stderr == ""
+        return set(done.stdout.split())
+
+    assert {"demo-quick", "demo-base"} <= offered("cadenza train demo-")
+    assert offered("cadenza train demo --restart-from re") == {"realtime", "report"}
+    assert {"tasks", "sft", "rl"} <= offered("cadenza train demo --restart-from ")
+    assert offered("cadenza train dmo --restart-from ") == set()
+    assert offered("cadenza runs ") == set()
+    for number, name in enumerate(("first", "second", "second")):
+        with RunDatabase.open(tmp_path / "runs" / "cadenza.db") as database:
+            database.begin_run(f"r{number}", name, tmp_path / name, {}, 0, {})
+    (tmp_path / "runs").rename(tmp_path / "others")
+    assert offered("cadenza runs --folder others ") == {"first", "second"}
+    (tmp_path / "others").rename(tmp_path / "runs")
+    assert offered("cadenza runs s") == {"second"}
+
+
+def test_a_row_is_broken_where_there_is_no_terminal(cadenza, tmp_path):
+    folder = tmp_path / "a folder with a long name" / ("x" * 90)
+    with RunDatabase.open(tmp_path / "runs" / "cadenza.db") as database:
+        database.begin_run("r", "demo", folder, {}, 0, {})
+        database.start_stage("r", "sft", 0, "", {})
+        database.finish_stage("r", "sft", "", {f"figure_{n}": n for n in range(40)})
+    header, row = cadenza("runs").stdout.splitlines()
+    assert header.split()[-1] == "folder" and row.rstrip().endswith(str(folder))
+    first, _, row = cadenza("runs", "demo").stdout.splitlines()
+    assert first == f"demo, seed 0: gone, in {folder}"
+    assert row.startswith("sft") and row.rstrip().endswith("figure_39=39")
 
 
 def test_an_error_that_ray_wrapped_is_told_as_the_one_inside(capsys):

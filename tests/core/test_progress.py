@@ -8,6 +8,16 @@ from rich.console import Console
 from cadenza.core.progress import LineProgress, Progress, TerminalProgress, clock, make_progress
 
 
+def test_a_bar_that_is_set_never_tells_the_time_left_or_prints_every_digit():
+    stream = io.StringIO()
+    with LineProgress(stream, interval_s=0.0).bar("rl, per cent", 100) as bar:
+        bar.set(40.0)
+        bar.set(100 * 2 / 3)
+    first, second = stream.getvalue().splitlines()
+    assert "left" not in first, "what an earlier process did says nothing of the pace"
+    assert second.startswith("rl, per cent: 66.7/100, ") and " left" in second
+
+
 def test_a_log_gets_plain_lines_without_control_characters():
     stream = io.StringIO()
     progress = LineProgress(stream, interval_s=0.0)

@@ -90,11 +90,27 @@ def test_forgetting_a_stage_frees_its_ledger_and_no_other(database):
 
 def test_an_alias_never_points_at_an_unknown_policy(database):
     with pytest.raises(MissingArtifact, match="no policy version 3"):
-        database.point("serving", "r/rl", 3)
+        database.point("r/serving", "r/rl", 3)
     database.add_policy("r/rl", Policy("demo", 3, 2, "d" * 64))
-    database.point("serving", "r/rl", 3)
-    assert database.alias("serving") == ("r/rl", 3)
-    assert database.alias("canary") is None
+    database.point("r/serving", "r/rl", 3)
+    (alias,) = database.aliases("r")
+    assert (alias.alias, alias.stage, alias.version, alias.digest) == ("serving", "rl", 3, "d" * 64)
+    assert database.aliases("_") == [], "an underscore stands for any letter"
+    database.unpoint("r/serving")
+    assert database.aliases("r") == []
+
+
+def test_an_alias_outlives_the_policy_it_points_at(database):
+    for stage, versions in (("rl", 3), ("realtime", 2)):
+        for version in range(versions):
+            database.add_policy(f"r/{stage}", Policy(stage, version, None, f"{stage}{version}"))
+    database.point("r/candidate", "r/rl", 2)
+    database.point("r/canary", "r/realtime", 1)
+    database.point("r/serving", "r/realtime", 0)
+    database.rewind("r/realtime", -1)  # as an attempt does that begins again
+    assert [a.digest for a in database.aliases("r")] == ["rl2", "realtime0"]
+    database.forget_stage("r", "realtime")
+    assert [(a.alias, a.stage) for a in database.aliases("r")] == [("candidate", "rl")]
 
 
 def test_events_come_back_in_order(database):

@@ -126,6 +126,20 @@ def test_a_record_of_another_configuration_is_neither_skipped_nor_built_on(drive
     assert not (results / "first_loop" / "rl-seed0.json").exists()
 
 
+def test_an_arm_that_builds_on_another_configuration_is_listed_as_ready(driver, place, capsys, monkeypatch):
+    _, options = place
+    monkeypatch.setenv("COLUMNS", "200")
+    assert driver.main([*options, "--only-arm", "prepare", "--seed", "0"]) == 0
+    capsys.readouterr()
+    assert driver.main([*options, "--list", "--seed", "0", "--set", "rl.pace=3.0"]) == 0
+    rows = [line.strip(" │┃").split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
+    standing = {arm.strip(): told.strip() for arm, told in rows}
+    assert standing["prepare"] == "of another configuration"
+    assert standing["rl"] == "prepare of another configuration"
+    assert standing["sft_continued"] == "after rl; prepare of another configuration"
+    assert "ready" not in standing.values()
+
+
 def test_restart_makes_an_arm_and_what_builds_on_it_again_and_leaves_the_rest(
     driver, place, tmp_path, capsys
 ):

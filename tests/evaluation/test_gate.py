@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -45,6 +46,24 @@ def test_a_better_policy_is_refused_or_an_equal_one_although_there_are_tasks_eno
             assert decide(results("rl", skill, seed=seed), results("sft", 0.0, seed=seed)).promote
         equal = decide(results("rl", 0.0, tasks=400, seed=seed), results("sft", 0.0, tasks=400, seed=seed))
         assert equal.promote, equal.reasons()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "margin", "told"),
+    [
+        (16, 0.05, "; 16 tasks cannot show less than 20.6 points, .* margin 5 needs 72 tasks or more$"),
+        (71, 0.05, "; 71 tasks cannot show less than 5.1 points, .* margin 5 needs 72 tasks or more$"),
+        (72, 0.05, ""),
+        (8, 0.0, "; 8 tasks cannot show less than 36.9 points, .* margin 0 is shown by no number$"),
+    ],
+)
+def test_the_same_outcomes_are_refused_and_nobody_learns_that_the_tasks_are_too_few(tasks, margin, told):
+    same = results("sft", 0.0, tasks=tasks)
+    decision = decide(same, same, GateConfig(margin=margin))
+    (check,) = [check for check in decision.checks if check.name == "pass@1"]
+    assert check.passed == decision.promote == (not told)
+    assert re.search(told, check.detail) if told else "cannot show" not in check.detail
+    assert decision.reasons() == ([check.detail] if told else [])
 
 
 def test_the_first_policy_is_refused_for_want_of_another():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from runs_made import evaluation
 
-from cadenza.core.errors import ConfigError
+from cadenza.core.errors import ConfigError, ForeignSample
 from cadenza.core.rundb import RunDatabase
+from cadenza.core.types import Policy
 from cadenza.pipelines import make_plan, run_plan
 
 
@@ -34,8 +36,8 @@ def test_a_better_policy_is_not_served_or_a_damaged_one_is(tmp_path):
     assert outcome.stages[0].figures == {"serving": "rl", "promoted": 2, "refused": 1}
     run = outcome.run_id
     with RunDatabase.open(path) as database:
-        assert database.alias(f"{run}/serving") == (f"{run}/rl", 0)
-        assert database.alias(f"{run}/candidate") == (f"{run}/damaged", 0)
+        aliases = {a.alias: (a.stage, a.version) for a in database.aliases(run)}
+        assert aliases == {"serving": ("rl", 0), "candidate": ("damaged", 0)}
         decisions = [e["data"] for e in database.events(run, "gate")]
     assert [(d["candidate"], d["baseline"], d["promote"]) for d in decisions] == [
         ("sft", "", True), ("rl", "sft", True), ("damaged", "rl", False),
@@ -55,3 +57,56 @@ def test_a_candidate_that_is_no_input_is_a_stack_trace(tmp_path):
     }
     with pytest.raises(ConfigError, match="candidate 'rl' of stage 'gate' is no input of it; add inputs"):
         run_plan(make_plan({"name": "r", "stage": [stage]}), tmp_path / "runs" / "r")
+
+
+def judged(folder: Path, known: list[Policy], digests: tuple[str, str]) -> tuple[Policy, list[Policy]]:
+    """Runs the stage on one policy, its sampled and its greedy result of weights with these digests; ``known``: what an
+    RL run of that name recorded. The policy that is served then, and all that are recorded."""
+    for digest, temperature in zip(digests, (0.7, 0.0), strict=True):
+        result = evaluation("rl", "heldout", 0, temperature, 20, 1, skill=1.0)
+        path = folder / "evaluate" / "evaluations" / f"rl-heldout-{temperature}.json"
+        result.model_copy(update={"policy_digest": digest}).save(path)
+    (folder / "rl").mkdir()
+    gate = {"name": "gate", "kind": "cadenza.pipelines.gate_stage:Gate", "candidates": ["rl"]}
+    gate["inputs"] = {"evaluate": f"{folder}/evaluate", "rl": f"{folder}/rl"}
+    run_dir = folder / "runs" / "r"
+    run_dir.mkdir(parents=True)
+    (run_dir / "run.json").write_text('{"format": 1, "id": "run"}')
+    with RunDatabase.open(folder / "runs" / "cadenza.db") as database:
+        for policy in known:
+            database.add_policy("run/rl", policy)
+        run_plan(make_plan({"name": "r", "stage": [gate]}), run_dir)
+        (serving,) = [alias for alias in database.aliases("run") if alias.alias == "serving"]
+        policies = database.policies("run/rl")
+    (served,) = [p for p in policies if p.version == serving.version]
+    assert (serving.stage, serving.digest) == ("rl", served.digest)
+    return served, policies
+
+
+def test_the_alias_does_not_say_which_weights_were_judged(tmp_path):
+    (tmp_path / "a").mkdir()
+    served, policies = judged(tmp_path / "a", [], ("d1", "d1"))
+    assert policies == [served] == [Policy("rl", 0, None, "d1")]
+    (tmp_path / "b").mkdir()
+    known = [Policy("policy", 0, None, "d0"), Policy("policy", 1, 0, "d1"), Policy("policy", 2, 1, "d2")]
+    served, policies = judged(tmp_path / "b", known, ("d1", "d1"))
+    assert served == known[1] and policies == known
+    (tmp_path / "c").mkdir()
+    served, policies = judged(tmp_path / "c", known, ("another dtype", ""))
+    assert served == Policy("policy", 2, 1, "another dtype") and policies == [*known[:2], served]
+    (tmp_path / "d").mkdir()
+    with pytest.raises(ForeignSample, match="'rl' was evaluated on weights d1 and d2"):
+        judged(tmp_path / "d", [], ("d2", "d1"))
+
+
+def test_a_gate_that_lets_nothing_through_leaves_what_an_earlier_attempt_served(tmp_path):
+    evaluation("rl", "heldout", 0, 0.7, 20, 1).save(tmp_path / "evaluate" / "evaluations" / "rl-heldout.json")
+    (tmp_path / "rl").mkdir()
+    gate = {"name": "gate", "kind": "cadenza.pipelines.gate_stage:Gate", "candidates": ["rl"]}
+    gate |= {"inputs": {"evaluate": f"{tmp_path}/evaluate", "rl": f"{tmp_path}/rl"}}
+    run_dir = tmp_path / "runs" / "r"
+    outcome = run_plan(make_plan({"name": "r", "stage": [gate]}), run_dir)
+    strict = gate | {"gate": {"must_pass": ["no such task"]}}
+    run_plan(make_plan({"name": "r", "stage": [strict]}), run_dir, restart_from="gate")
+    with RunDatabase.open(tmp_path / "runs" / "cadenza.db") as database:
+        assert [a.alias for a in database.aliases(outcome.run_id)] == ["candidate"]

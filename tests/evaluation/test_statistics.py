@@ -16,11 +16,13 @@ from cadenza.evaluation.statistics import (
     TooManyInvalid,
     difference,
     estimate,
+    least_shown,
     non_inferiority,
     paired_change,
     pass_at_k,
     require_valid,
     saved_shares,
+    tasks_for,
     tokens_per_solved,
 )
 
@@ -162,6 +164,19 @@ def test_a_seed_without_values_is_an_error_and_not_a_nan():
         estimate([values([math.nan])])
     with pytest.raises(ValueError):
         estimate([])
+
+
+@pytest.mark.parametrize("margin", [0.01, 0.05, 0.1, 0.25, 0.4, 0.99, 1.0, 1.5])
+def test_the_number_of_tasks_that_is_told_is_not_enough_or_too_many(margin):
+    def change(n):
+        same = Outcomes(tuple(map(str, range(n))), np.ones((n, 2)), np.ones((n, 2)))
+        return paired_change([same], [same])
+
+    enough = tasks_for(margin)
+    assert non_inferiority(change(enough), margin).holds and change(enough).low == -least_shown(enough)
+    assert enough == 1 or not non_inferiority(change(enough - 1), margin).holds
+    with pytest.raises(ValueError, match="no number of tasks"):
+        tasks_for(0.0)
 
 
 def test_non_inferiority_reads_the_lower_bound():

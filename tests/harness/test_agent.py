@@ -149,7 +149,8 @@ def test_failing_calls_without_end_go_on_until_the_turns_are_used_up(renderer, r
 
 def test_errors_with_work_between_them_end_the_run(renderer, replay, make_sandbox):
     turns = [Call("nonsense"), Call("nonsense"), Call("list_dir")] * 3 + [Call("finish")]
-    result = start(renderer, replay(*turns), make_sandbox(FILES), limits=Limits(max_errors_in_a_row=3))
+    limits = Limits(max_errors_in_a_row=3, refuse_repeats=False)
+    result = start(renderer, replay(*turns), make_sandbox(FILES), limits=limits)
     assert result.finish_reason == "finish"
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from cadenza.harness import Agent, Limits, demo_tools
+from cadenza.harness.tools import ToolLibrary, ToolResult
 from cadenza.harness.windows import WindowConfig
 from cadenza.tokens import Call, Summary
 
@@ -31,6 +32,30 @@ def test_a_call_that_can_say_nothing_new_is_not_counted_or_one_after_an_edit_is(
     assert run(READ, Call("read_file", "a.py 2"), Call("finish")).counters["needless_reruns"] == 0
     # The second edit changes nothing, so what follows it repeats.
     assert run(EDIT, TESTS, EDIT, TESTS, Call("finish")).counters["needless_reruns"] == 1
+
+
+def test_a_run_goes_round_to_its_last_turn(run):
+    ended = run(*[TESTS, READ, LIST] * 4)
+    assert ended.finish_reason == "errors" and ended.counters["turns"] == 6
+    assert ended.counters["tools"]["run_tests"] == {
+        "calls": 2, "errors": {"repeated": 1}, "seconds": pytest.approx(0, abs=60)
+    }  # fmt: skip
+    free = run(*[TESTS, READ, LIST] * 4, Call("finish"), limits=Limits(refuse_repeats=False))
+    assert free.finish_reason == "finish" and free.counters["needless_reruns"] == 9
+
+
+def test_a_call_that_the_environment_failed_cannot_be_made_again(renderer, replay, make_sandbox, monkeypatch):
+    made = []
+
+    async def slow_at_first(self, call, sandbox):
+        made.append(call)
+        return ToolResult("slow", "timeout") if len(made) == 1 else ToolResult("ok")
+
+    monkeypatch.setattr(ToolLibrary, "run", slow_at_first)
+    agent = Agent(renderer, demo_tools(), Limits())
+    session = replay(TESTS, TESTS, TESTS, Call("finish"))
+    ended = asyncio.run(agent.run(session, make_sandbox(FILES), "Fix f."))
+    assert made[:2] == [TESTS, TESTS] and len(made) == 3 and ended.counters["needless_reruns"] == 1
 
 
 def test_reading_again_what_a_summary_left_out_counts_as_needless(run):

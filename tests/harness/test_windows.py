@@ -20,7 +20,9 @@ FILES = {"a.py": b"def f(x):\n    return x\n", "long.py": b"\n".join(b"x%d = %d"
 
 def limits(mode: str = "summary", trigger: int = 120, **changes) -> Limits:
     windows = WindowConfig.model_validate({"mode": mode, "trigger": trigger, **changes})
-    return Limits(max_context_tokens=2000, max_turns=30, max_errors_in_a_row=30, windows=windows)
+    return Limits(
+        max_context_tokens=2000, max_turns=30, max_errors_in_a_row=30, refuse_repeats=False, windows=windows
+    )
 
 
 def start(renderer, session, sandbox, limits):

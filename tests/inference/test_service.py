@@ -86,7 +86,7 @@ def test_a_version_that_was_followed_is_not_the_one_that_is_served(service, dire
         publisher.publish(3, state_of(tensors), weights_digest(tensors))
         assert service.follow(chain, 2, DEADLINE_S).version == 3
     (done,) = service.exchange("a", [request("a/0", [1, 2, 3])], [], DEADLINE_S)
-    assert done.weights == {3: weights_digest(tensors)}
+    assert done.weights == {3: weights_digest(tensors)} == {3: service.digest()}
     with pytest.raises(DeadlineExceeded, match="version 4"):
         service.follow(chain, 4, 0.05)
     (done,) = service.exchange("a", [request("a/1", [1, 2, 3])], [], DEADLINE_S)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cadenza.core.types import UNREAD
 from cadenza.model.config import ModelConfig
 from cadenza.model.moe import MoE
-from cadenza.model.replay import LayerReplay, Replay
+from cadenza.model.replay import LayerReplay, Replay, ReplayCounts
 from cadenza.model.transformer import PolicyModel
 
 pytestmark = pytest.mark.needs_train
@@ -81,7 +81,9 @@ def test_an_implausible_expert_is_kept_or_one_is_used_twice(seed, k, keep):
     own = probs.topk(k, -1).indices
     routes = torch.stack([torch.randperm(6, generator=generator)[:k] for _ in range(50)])
     routes[::7] = UNREAD
-    picked = LayerReplay(routes, keep).pick(probs, own)
+    counts = ReplayCounts()
+    picked = LayerReplay(routes, keep, counts).pick(probs, own)
+    refused = 0
     for n in range(50):
         chosen = picked[n].tolist()
         assert len(set(chosen)) == k
@@ -91,8 +93,13 @@ def test_an_implausible_expert_is_kept_or_one_is_used_twice(seed, k, keep):
         least = float(probs[n, own[n, -1]])
         kept = {e for e in routes[n].tolist() if float(probs[n, e]) >= keep * least}
         assert kept <= set(chosen)
+        refused += len(kept) < k
         refill = [e for e in own[n].tolist() if e not in kept][: k - len(kept)]
         assert set(chosen) == kept | set(refill)
+    read = [n for n in range(50) if routes[n, 0] != UNREAD]
+    differ = sum(set(routes[n].tolist()) != set(own[n].tolist()) for n in read)
+    shares = {"routes_differ": differ / len(read), "routes_refused": refused / len(read)}
+    assert counts.shares() == pytest.approx(shares) and ReplayCounts().shares() == {}
 
 
 def test_the_fused_block_replays_otherwise_than_its_definition():

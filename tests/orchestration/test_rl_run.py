@@ -181,6 +181,9 @@ def test_on_policy_runs_use_up_their_prompts_before_the_first_step(place):
         trial.check(world, result)
         assert result.stopped == "steps" and len(set(world.ordered)) <= 24
         assert all(lag == 0 for lags in world.lags for lag in lags)
+        assert all(row["reward_length"] == pytest.approx(-0.0005) for row in trial.steps.rows.values()), (
+            "what a price took of the reward is not told"
+        )
 
 
 def test_ready_groups_go_stale_while_younger_ones_are_trained(place):

@@ -77,6 +77,7 @@ def test_an_untrained_model_is_measured_and_every_trial_has_a_verdict(cadenza, m
     assert figures["tasks"] == 2 and figures["samples"] == 2
     assert 0.0 <= figures["pass@1"]["value"] <= 1.0
     assert sum(figures["ended"].values()) == 4, "what ended a trial is not told"
+    assert figures["mean_contexts"] >= 1
     assert len(json.loads((tmp_path / "all.json").read_text())["records"]) == 4
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from cadenza.core.config import differences
 from cadenza.core.errors import ConfigError, MissingArtifact
+from cadenza.evaluation.statistics import least_shown, tasks_for
 from cadenza.pipelines import make_plan, plan_recipe
 from cadenza.pipelines.plan import recipe_folders
 
@@ -127,6 +128,24 @@ def test_rl_of_the_proof_ends_within_25_minutes_with_room_for_its_last_step():
 @pytest.mark.parametrize("stage", ["cpt", "sft", "rl", "evaluate"])
 def test_a_report_is_made_again_with_every_stage_it_shows(recipe, stage):
     assert "report" in plan_recipe(recipe).dependents(stage)
+
+
+@pytest.mark.parametrize("recipe", ["demo", "demo-quick", "proof-loop"])
+def test_a_gate_of_a_shipped_recipe_refuses_the_same_outcomes(recipe):
+    stages = {stage.name: stage.settings for stage in plan_recipe(recipe).stages}
+    count = {split: table["count"] for split, table in stages["tasks"]["splits"].items()}
+    realtime = stages["realtime"]
+    gates = {"realtime": min(realtime["gate_tasks"], count[realtime["gate_split"]])}
+    if "gate" in stages:
+        suites = stages["evaluate"]["suites"]
+        gates["gate"] = sum(min(s["tasks"] or count[s["split"]], count[s["split"]]) for s in suites)
+    for stage, tasks in gates.items():
+        assert least_shown(tasks) < stages[stage]["gate"]["margin"], f"{stage}: {tasks} tasks"
+    if recipe == "demo":
+        assert gates["realtime"] == tasks_for(realtime["gate"]["margin"])
+    canary, asked = realtime["canary"], realtime["canary_tasks"]
+    assert canary["least"] <= canary["enough"] <= asked / 3, "an arm may get a third of the users"
+    assert realtime["answers"] + asked < count[realtime["split"]]
 
 
 def test_tasks_of_the_proof_are_the_same_for_every_seed_and_not_those_of_a_demo():

@@ -11,6 +11,7 @@ import pytest
 from cadenza.core.errors import ConfigError, CorruptArtifact, MissingArtifact, ResourceExhausted, ServiceDied
 from cadenza.core.rundb import RunDatabase
 from cadenza.core.telemetry import read_lines
+from cadenza.core.types import Policy
 from cadenza.pipelines import make_plan, run_plan
 from cadenza.pipelines.overview import list_runs
 from cadenza.pipelines.run_folder import RunFolder
@@ -400,3 +401,33 @@ def test_a_killed_or_deleted_run_is_shown_as_running(run, tmp_path):
         assert status() == "running"
     shutil.rmtree(outcome.run_dir)
     assert status() == "gone"
+
+
+def test_an_alias_claims_to_serve_what_was_thrown_away(run, tmp_path):
+    outcome, path = run(), tmp_path / "runs" / "cadenza.db"
+
+    def served():
+        return [
+            [(a["alias"], a["stage"], a["version"], a["digest"], a["state"]) for a in told["aliases"]]
+            for told in list_runs(path.parent)
+        ]
+
+    def point():
+        with RunDatabase.open(path) as database:
+            database.add_policy(f"{outcome.run_id}/counter", Policy("counter", 7, None, "d7"))
+            database.point(f"{outcome.run_id}/serving", f"{outcome.run_id}/counter", 7)
+
+    point()
+    assert served() == [[("serving", "counter", 7, "d7", "there")]]
+    run(restart_from="sum")
+    assert served() == [[("serving", "counter", 7, "d7", "there")]]
+    run(restart_from="counter")
+    assert served() == [[]]
+    point()
+    (outcome.run_dir / "counter").rename(outcome.run_dir / "counter.partial")
+    assert served() == [[("serving", "counter", 7, "d7", "unfinished")]]
+    shutil.rmtree(outcome.run_dir / "counter.partial")
+    assert served() == [[("serving", "counter", 7, "d7", "gone")]]
+    run(fresh=True)
+    assert served() == [[], [("serving", "counter", 7, "d7", "gone")]]
+    assert [told["status"] for told in list_runs(path.parent)] == ["finished", "gone"]

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from experiments_made import experiment
 
+from cadenza.pipelines.overview import list_runs
+
 pytestmark = [pytest.mark.slow, pytest.mark.needs_train, pytest.mark.needs_namespaces]
 SOURCE = Path(__file__).parents[2] / "src"
 DEADLINE_S = 240.0
@@ -126,7 +128,19 @@ def test_a_loop_that_is_killed_in_sft_and_interrupted_in_rl_does_not_come_to_its
     assert all(0 < busy[lane] <= 1 for lane in ("trainer", "engine", "environment"))
     record = json.loads((tmp_path / "run" / "rl" / "manifest.json").read_text())
     assert record["format"] == 1
+    served(tmp_path / "run")
     measured(tmp_path / "run")
+
+
+def served(run: Path) -> None:
+    """Feedback and aliases name the weights that answered: those that the evaluation has measured."""
+    (told,) = list_runs(run.parent)
+    serving = next(alias for alias in told["aliases"] if alias["alias"] == "serving")
+    assert serving["stage"] == "realtime" and serving["digest"] and serving["state"] == "there"
+    lines = (run / "realtime" / "feedback.jsonl").read_text().splitlines()
+    answered = {json.loads(line)["policy"]["digest"] for line in lines if "serving-0" in line}
+    results = (run / "evaluate" / "evaluations").glob("*.json")
+    assert len(answered) == 1 and answered <= {json.loads(r.read_text())["policy_digest"] for r in results}
 
 
 def measured(run: Path) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cadenza.core.progress import Progress
 from cadenza.core.types import Policy, Rollout, RolloutFailure, Task, Verdict
+from cadenza.pipelines.realtime_stage import RealtimeConfig, _Round
+from cadenza.pipelines.stages import StageContext
 from cadenza.realtime import CanaryConfig, FeedbackLog, FeedbackRewards, judge
 from cadenza.realtime import round as module
 from cadenza.realtime.rewards import baselines
@@ -51,6 +55,17 @@ class Pool:
         )
 
 
+class Engine:
+    """Tells the digest of the weights that it serves."""
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+
+    async def ask(self, method: str, *, deadline_s: float) -> str:
+        assert method == "digest" and deadline_s > 0
+        return f"digest of {self.model}"
+
+
 class Placement:
     def __init__(self) -> None:
         self.killed: list[Any] = []
@@ -65,7 +80,7 @@ def production(tmp_path, monkeypatch):
     placement: Any = Placement()
 
     def spawn(model: Path):
-        return f"engine of {model}", Pool(float(model.name))
+        return Engine(model), Pool(float(model.name))
 
     return Production(placement, spawn, FeedbackLog(tmp_path / "feedback.jsonl"), TrafficConfig(), 5)  # pyright: ignore[reportArgumentType]
 
@@ -136,10 +151,44 @@ def test_an_answer_that_the_infrastructure_broke_is_held_against_the_policy(prod
     assert {a.rollout.verdict.score for a in answers[1:]} == {1.0}
 
 
+def test_a_line_of_the_feedback_does_not_say_which_weights_answered(production):
+    async def go():
+        serving, new = await up(production, "sft", 0, "0.7"), await up(production, "rl", 1, "0.6")
+        await production.canary(serving, new, TASKS[:60], CanaryConfig(), "salt")
+        return serving, new
+
+    serving, new = asyncio.run(go())
+    assert (serving.policy.digest, new.policy.digest) == ("digest of 0.7", "digest of 0.6")
+    found = {(e.policy.arm, e.policy.digest) for e in production.log.read()}
+    assert found == {("serving", "digest of 0.7"), ("canary", "digest of 0.6")}
+
+
+@pytest.mark.parametrize(("tasks", "missing"), [(8, 5), (12, 1), (13, 0), (40, 0)])
+def test_the_canary_is_asked_fewer_tasks_than_it_should_without_a_word(tmp_path, caplog, tasks, missing):
+    said: list[str] = []
+    progress = Progress()
+    progress.line = said.append  # type: ignore[method-assign]
+    nothing: Any = None
+    context = StageContext(
+        "realtime", tmp_path, tmp_path, False, "r", "r/realtime", 0, nothing, nothing, progress,
+        logging.getLogger("cadenza.realtime"), {"model": tmp_path},
+    )  # fmt: skip
+    made = _Round(RealtimeConfig(answers=3, canary_tasks=10), context, TASKS[:tasks])
+    assert len(made.later) == 10 - missing and made.figures.get("canary_tasks_missing", 0) == missing
+    told = (
+        f"canary: {10 - missing} tasks instead of 10: split 'train' has {tasks} that were not drawn before, "
+        "and 3 of them are learned from"
+    )
+    assert said == ([told] if missing else []) == [record.message for record in caplog.records]
+
+
 def test_too_few_users_deploy_a_candidate(production):
     async def go():
         serving = await up(production, "sft", 0, "0.7")
         new = await up(production, "rl", 1, "0.7")
         return await production.canary(serving, new, TASKS[:30], CanaryConfig(), "salt")
 
-    assert asyncio.run(go()).state == "watching"
+    canary = asyncio.run(go())
+    assert canary.state == "watching"
+    few = f"{canary.answers['canary']}, and {canary.answers['serving']} of the policy that is served"
+    assert canary.told() == f"too few answers to decide: {few}, where 60 of each are asked for"

@@ -341,6 +341,20 @@ def test_replay_of_the_own_routes_changes_the_step(mode):
     assert_same(plain, gradient(model, batch, CONFIG.model_copy(update={"router_replay": mode})))
 
 
+def test_how_far_the_routers_disagree_is_not_told_where_routes_are_replayed():
+    model, other = policy(), policy(5)
+    batches = {
+        name: Batch([sample(routed(model, 1, by), 1.0)], 1) for name, by in (("own", model), ("other", other))
+    }
+    told = {}
+    for name, mode in (("own", "filtered"), ("other", "pure"), ("other", "off")):
+        config = CONFIG.model_copy(update={"router_replay": mode})
+        told[name, mode] = rl_step(policy(), Recorder(policy()), batches[name], config, 0, bf16=False)
+    assert told["own", "filtered"]["routes_differ"] == told["own", "filtered"]["routes_refused"] == 0
+    assert told["other", "pure"]["routes_differ"] > 0.1 and told["other", "pure"]["routes_refused"] == 0
+    assert "routes_differ" not in told["other", "off"]
+
+
 def test_replayed_routes_are_those_of_another_sample_or_of_padding():
     """Rows of several lengths in one microbatch, each with the routes of a model that routes otherwise."""
     model, other = policy(), policy(5)

@@ -13,9 +13,9 @@ from cadenza.cli.eval import MODEL_MEND, Temperature
 EPILOG = """
 [bold]Examples[/bold]
 
-cadenza agent ./project --model runs/demo/rl --task "test_total fails: fix it"
+cadenza agent ./project --model runs/demo/realtime --task "test_total fails: fix it"
 
-cadenza agent ./project --model runs/demo/rl --task "..." --apply       also change the files
+cadenza agent ./project --model runs/demo/realtime --task "..." --apply       also change the files
 
 A demo model knows small Python files with one planted bug, and edits by writing a function or class anew.
 The agent works on a copy in a sandbox without network. What it did is printed as a patch; --apply puts it into DIR.
@@ -34,7 +34,9 @@ REASONS = {
 def agent(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to work on.")],
     task: Annotated[str, typer.Option("--task", "-t", help="What to do, as you would tell a colleague.")],
-    model: Annotated[Path, typer.Option("--model", "-m", help="The model's folder.")] = Path("runs/demo/rl"),
+    model: Annotated[Path, typer.Option("--model", "-m", help="The model's folder.")] = Path(
+        "runs/demo/realtime"
+    ),
     temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.")] = 0,
     apply: Annotated[bool, typer.Option("--apply", help="Write the patch into DIR.")] = False,

@@ -12,11 +12,11 @@ import typer
 EPILOG = """
 [bold]Examples[/bold]
 
-cadenza eval runs/demo/rl --tasks runs/demo/tasks/heldout
+cadenza eval runs/demo/realtime --tasks runs/demo/tasks/heldout
 
 cadenza eval runs/demo/sft --tasks runs/demo/tasks/heldout --samples 8 --temperature 0.7 --json > sft.json
 
-cadenza eval runs/demo/rl --tasks runs/demo/tasks/heldout --limit 20        a quick look at 20 tasks
+cadenza eval runs/demo/realtime --tasks runs/demo/tasks/heldout --limit 20        a quick look at 20 tasks
 """
 
 
@@ -29,7 +29,7 @@ def _finite(value: float) -> float:
 Temperature = Annotated[
     float, typer.Option("--temperature", min=0.0, callback=_finite, help="Of sampling; 0 is greedy.")
 ]
-MODEL_MEND = "give the folder of a trained model: `make demo` leaves some in runs/demo/sft and runs/demo/rl"
+MODEL_MEND = "give the folder of a trained model: `make demo` leaves some in runs/demo/sft, rl and realtime"
 
 
 def evaluate(
@@ -62,7 +62,7 @@ def evaluate(
     with interruptible("measuring", "nothing was kept; run the same command to measure again"):
         from cadenza.pipelines.measure import figures_of, measure_model, sentence
 
-        result = measure_model(
+        result, engine = measure_model(
             model,
             tasks,
             samples=samples,
@@ -71,7 +71,7 @@ def evaluate(
             seed=seed,
             progress=make_progress(quiet=as_json),
         )
-    figures = figures_of(result)
+    figures = figures_of(result, engine)
     typer.echo(json.dumps(figures) if as_json else sentence(figures))
     if out is not None:  # after the figures, which a disk that has filled up meanwhile must not take along
         result.save(out)

@@ -34,6 +34,19 @@ def _complete_recipe(incomplete: str) -> list[str]:
     return [name for name in recipe_names(recipe_folders()) if name.startswith(incomplete)]
 
 
+def _complete_stage(ctx: typer.Context, incomplete: str) -> list[str]:
+    from cadenza.core.errors import CadenzaError
+    from cadenza.pipelines.plan import plan_recipe
+
+    # Where the word before has no value yet, the recipe is still among what was not read.
+    recipe = ctx.params.get("recipe") or next(iter(ctx.args), None)
+    try:
+        plan = plan_recipe(recipe, ctx.params.get("sets") or []) if recipe else None
+    except CadenzaError:  # the command itself will tell it
+        plan = None
+    return [stage.name for stage in plan.stages if stage.name.startswith(incomplete)] if plan else []
+
+
 def _list_recipes(asked: bool) -> None:
     if not asked:
         return
@@ -54,12 +67,14 @@ def _list_recipes(asked: bool) -> None:
 
 def train(
     recipe: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="A recipe's name (in ./recipes or shipped) or a path to a TOML file.",
+            metavar="RECIPE",
+            help="A recipe's name (in ./recipes or shipped, see --list) or a path to a TOML file.",
             autocompletion=_complete_recipe,
+            show_default=False,
         ),
-    ],
+    ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,7 +95,12 @@ def train(
     ] = False,
     restart_from: Annotated[
         str | None,
-        typer.Option("--restart-from", metavar="STAGE", help="Make this stage and what reads it again."),
+        typer.Option(
+            "--restart-from",
+            metavar="STAGE",
+            help="Make this stage and what reads it again.",
+            autocompletion=_complete_stage,
+        ),
     ] = None,
     run_dir: Annotated[
         Path | None,
@@ -94,11 +114,16 @@ def train(
 ) -> None:
     """Run a recipe: from tasks to a trained and measured agent."""
     del list_recipes  # done by its callback
+    from cadenza.core.errors import ConfigError
     from cadenza.pipelines.plan import plan_recipe
 
+    if recipe is None:
+        raise ConfigError("no recipe was named", "name one of those that cadenza train --list shows")
     if fresh and (resume or restart_from):
         raise typer.BadParameter("--fresh excludes --resume and --restart-from")
     plan = plan_recipe(recipe, sets or [])
+    if restart_from is not None:
+        plan.stage_named(restart_from)
     if dry_run:
         plan.require_inputs()
         typer.echo(json.dumps(plan.resolved()) if as_json else plan.toml(), nl=as_json)

@@ -122,15 +122,18 @@ class LineProgress(Progress):
 class _LineBar(Bar):
     def __init__(self, owner: LineProgress, title: str, total: float | None, interval_s: float) -> None:
         self._owner, self._title, self._total, self._interval_s = owner, title, total, interval_s
-        self._done = self._first = 0.0
+        self._done, self._first = 0.0, 0.0  # the first: where an earlier process left it, see ``set``
+        self._begins = True
         self._begun = self._printed = time.monotonic()
 
     def advance(self, steps: float = 1, **shown: Any) -> None:
-        self._done += steps
+        self._done, self._begins = self._done + steps, False
         self._print(shown)
 
     def set(self, completed: float, **shown: Any) -> None:
-        self._done = self._first = completed
+        if self._begins:
+            self._first = completed
+        self._done, self._begins = completed, False
         self._print(shown)
 
     def _print(self, shown: dict[str, Any]) -> None:
@@ -144,7 +147,9 @@ class _LineBar(Bar):
             seconds = (now - self._begun) * (self._total - self._done) / (self._done - self._first)
             left = f", {clock(max(seconds, 0))} left"
         more = f"  {_text(shown)}" if shown else ""
-        self._owner.line(f"{self._title}: {self._done:g}{of}, {clock(now - self._begun)}{left}{more}")
+        self._owner.line(
+            f"{self._title}: {round(self._done, 1):g}{of}, {clock(now - self._begun)}{left}{more}"
+        )
 
 
 def clock(seconds: float) -> str:

@@ -86,6 +86,18 @@ class LedgerEntry:
     status: str
 
 
+@dataclass(frozen=True, slots=True)
+class AliasRecord:
+    """What an alias of a run points at: a version of the policy that ``stage`` made. ``alias``: candidate | canary |
+    serving. ``since``: when it was moved there."""
+
+    alias: str
+    stage: str
+    version: int
+    digest: str
+    since: float
+
+
 class RunDatabase:
     """Typed access. Safe to use from several threads; each process opens its own. Close it, or use ``with``."""
 
@@ -235,12 +247,12 @@ class RunDatabase:
         self._execute(statement.values(status=status, finished=time.time(), reason=reason))
 
     def forget_stage(self, run: str, name: str) -> None:
-        """Removes a stage and everything an RL run of that name recorded."""
+        """Removes a stage, everything an RL run of that name recorded, and the aliases that point at its policies."""
         rl_run = rl_run_id(run, name)
 
         def write(connection: sa.Connection) -> None:
             connection.execute(sa.delete(tables.stages).where(_stage(run, name)))
-            for table in (tables.rl_steps, tables.ledger, tables.policies, tables.events):
+            for table in (tables.rl_steps, tables.ledger, tables.policies, tables.aliases, tables.events):
                 connection.execute(sa.delete(table).where(table.c.run == rl_run))
 
         self._wait(self._writer.submit(write))
@@ -317,18 +329,18 @@ class RunDatabase:
     def rewind(self, rl_run: str, step: int) -> None:
         """Forgets everything after ``step``: what a crash left between a commit and the checkpoint that should follow.
 
-        Steps and policies past it are deleted, prompts trained past it wait again, prompts planned past it are free.
+        Steps and policies past it are deleted with the aliases that point there, prompts trained past it wait again,
+        prompts planned past it are free.
         """
-        ledger, steps, policies = tables.ledger.c, tables.rl_steps.c, tables.policies.c
+        ledger, steps = tables.ledger.c, tables.rl_steps.c
         kept = sa.select(sa.func.coalesce(sa.func.max(steps.policy_version), 0)).where(steps.run == rl_run)
 
         def write(connection: sa.Connection) -> None:
             connection.execute(sa.delete(tables.rl_steps).where(steps.run == rl_run, steps.step > step))
-            connection.execute(
-                sa.delete(tables.policies).where(
-                    policies.run == rl_run, policies.version > kept.scalar_subquery()
+            for table in (tables.policies, tables.aliases):
+                connection.execute(
+                    sa.delete(table).where(table.c.run == rl_run, table.c.version > kept.scalar_subquery())
                 )
-            )
             connection.execute(
                 sa.delete(tables.ledger).where(ledger.run == rl_run, ledger.planned_step > step)
             )
@@ -385,7 +397,7 @@ class RunDatabase:
         return [Policy(**row) for row in self._read(query)]
 
     def point(self, alias: str, rl_run: str, version: int) -> None:
-        """Moves an alias (candidate, canary, serving) in one transaction.
+        """Moves an alias (``RUN/candidate``, ``RUN/canary``, ``RUN/serving``) in one transaction.
 
         Raises:
             MissingArtifact: the policy was never recorded.
@@ -407,11 +419,30 @@ class RunDatabase:
 
         self._wait(self._writer.submit(write))
 
-    def alias(self, name: str) -> tuple[str, int] | None:
-        """(RL run, version) that an alias points at."""
-        c = tables.aliases.c
-        rows = self._read(sa.select(c.run, c.version).where(c.name == name))
-        return (rows[0]["run"], rows[0]["version"]) if rows else None
+    def unpoint(self, alias: str) -> None:
+        """Removes an alias; idempotent."""
+        self._execute(sa.delete(tables.aliases).where(tables.aliases.c.name == alias))
+
+    def aliases(self, run: str) -> list[AliasRecord]:
+        """The aliases of a run by name, with the digest of the weights that each names."""
+        c, policies = tables.aliases.c, tables.policies.c
+        known = sa.and_(policies.run == c.run, policies.version == c.version)
+        query = (
+            sa.select(c.name, c.run, c.version, policies.digest, c.updated)
+            .join_from(tables.aliases, tables.policies, known)
+            .where(c.name.startswith(f"{run}/", autoescape=True))
+            .order_by(c.name)
+        )
+        return [
+            AliasRecord(
+                alias=row["name"].removeprefix(f"{run}/"),
+                stage=row["run"].removeprefix(f"{run}/"),
+                version=row["version"],
+                digest=row["digest"],
+                since=row["updated"],
+            )
+            for row in self._read(query)
+        ]
 
     def event(self, run: str, kind: str, data: dict[str, Any], wait: bool = False) -> Future[Any] | None:
         """Appends to the log of things that happened: a retry, a lost sandbox, a late straggler."""

@@ -20,8 +20,10 @@ from cadenza.evaluation.statistics import (
     VALID_FLOOR,
     Estimate,
     Outcomes,
+    least_shown,
     non_inferiority,
     paired_change,
+    tasks_for,
     tokens_per_solved,
 )
 
@@ -31,6 +33,7 @@ class GateConfig(StrictConfig):
 
     ``margin``: the lower end of the 95% interval of the change of pass@1 lies above minus this. So an equal candidate
     passes only if the interval's half width is well below the margin: about 4 points at 100 tasks with 8 samples each.
+    Where there are so few tasks that even the same outcomes would be refused, the decision says how many it takes.
     ``slices``: fields of a task; a slice fails when it lost more than ``slice_margin`` *and* its interval lies below
     zero: with few tasks the first alone is noise. Greedy decoding, one attempt a task, is judged like a slice, by
     ``greedy_margin``. Slices of under ``slice_tasks`` tasks are not judged. ``token_margin``: by how much the tokens
@@ -163,10 +166,25 @@ def _no_worse(new: _Side, old: _Side, config: GateConfig) -> Check:
     """Of sampled decoding, or of greedy where nothing else was measured."""
     greedy = not new.outcomes(False)
     change = paired_change(new.outcomes(greedy), old.outcomes(greedy))
+    bar = f"the lower end has to lie above {signed(-100 * config.margin)}"
     return Check(
         name="pass@1",
         passed=non_inferiority(change, config.margin).holds,
-        detail=f"pass@1 changed by {_shown(change)} (the lower end has to lie above {signed(-100 * config.margin)})",
+        detail=f"pass@1 changed by {_shown(change)} ({bar}){_too_few(change, config.margin)}",
+    )
+
+
+def _too_few(change: Estimate, margin: float) -> str:
+    """Says that so few tasks refuse even the same outcomes, and how many would not; "" where there are enough."""
+    least = least_shown(change.n_tasks, change.level)
+    if least < margin:
+        return ""
+    enough = (
+        f"needs {tasks_for(margin, change.level)} tasks or more" if margin > 0 else "is shown by no number"
+    )
+    return (
+        f"; {change.n_tasks} tasks cannot show less than {100 * least:.1f} points, so that even the same outcomes "
+        f"would be refused: margin {100 * margin:g} {enough}"
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -172,7 +173,7 @@ def estimate(
     the policies differ.
 
     A sample without any spread (all tasks 0, say) has no bootstrap spread either; its interval is widened
-    by the exact bound 1 - (alpha/2)^(1/N) instead of pretending to certainty.
+    by the exact bound of `least_shown` instead of pretending to certainty.
 
     Raises ValueError when some seed has no task with a value.
     """
@@ -273,6 +274,25 @@ def non_inferiority(change: Estimate, margin: float) -> NonInferiority:
     return NonInferiority(margin, change.low, change.low > -margin)
 
 
+def least_shown(n_tasks: int, level: float = LEVEL) -> float:
+    """The half width (unit of the estimate) of the interval of ``n_tasks`` equal values: 1 - (alpha/2)^(1/N), the exact
+    bound. A paired change of nothing on so few tasks leaves a loss of this size open."""
+    return 1.0 - ((1.0 - level) / 2) ** (1.0 / n_tasks)
+
+
+def tasks_for(margin: float, level: float = LEVEL) -> int:
+    """The fewest tasks on which equal outcomes show `non_inferiority` at ``margin``, i.e. `least_shown` is below it.
+    Raises ValueError for a margin of 0 or less: no number of tasks is enough."""
+    if margin <= 0:
+        raise ValueError(f"no number of tasks shows a loss below {margin}")
+    enough = 1
+    if margin < 1:
+        enough = max(1, math.floor(math.log((1.0 - level) / 2) / math.log1p(-margin)))
+    while least_shown(enough, level) >= margin:  # the logarithm is rounded
+        enough += 1
+    return enough
+
+
 def _align(by_seed: Sequence[TaskValues], task_ids: Sequence[str] = ()) -> np.ndarray:
     """(K, N) over ``task_ids``, by default the union of tasks, NaN where a seed lacks the task or its value."""
     found = task_ids or dict.fromkeys(t for v in by_seed for t in v.task_ids)
@@ -326,6 +346,6 @@ def _interval(
     means_B = _bootstrap_means(values_KN, draws, seed)
     low, high = (float(q) for q in np.nanquantile(means_B, [alpha / 2, 1 - alpha / 2]))
     if np.nanmax(means_B) - np.nanmin(means_B) < 1e-12:
-        slack = 1.0 - (alpha / 2) ** (1.0 / values_KN.shape[1])
+        slack = least_shown(values_KN.shape[1], level)
         low, high = max(span[0], low - slack), min(span[1], high + slack)
     return low, high

@@ -53,6 +53,8 @@ class AgentResult:
 
 
 _COUNTED = ("turns", "broken", "truncated", "misaligned", "broken_summaries", "open_todos", "needless_reruns")
+_MAY_PASS = ("timeout", "unexpected_environment")  # the same call may do better the next time
+REPEATED = "error: same call as before, nothing has changed since"
 NOTHING_YET = dict.fromkeys(_COUNTED, 0) | {"windows": 1}
 
 
@@ -238,17 +240,22 @@ class Agent:
             return ToolResult(f"error: {action.message}", action.kind)
         if isinstance(action, Final):
             return ToolResult("", ends=True)
+        again = action.text() in run.made
         begun = time.perf_counter()
         try:
-            result = await self.tools.run(action, sandbox)
+            if again and self.limits.refuse_repeats:
+                result = ToolResult(REPEATED, "repeated")
+            else:
+                result = await self.tools.run(action, sandbox)
         finally:
             run.tools_s += time.perf_counter() - begun
         known = action.name if action.name in self.tools.names else "unknown"
         counter = run.counters["tools"].setdefault(known, {"calls": 0, "errors": {}, "seconds": 0.0})
         counter["calls"] += 1
         counter["seconds"] += time.perf_counter() - begun
-        run.counters["needless_reruns"] += action.text() in run.made
-        run.made.add(action.text())
+        run.counters["needless_reruns"] += again
+        if result.error_kind not in _MAY_PASS:
+            run.made.add(action.text())
         if result.edited is not None:
             run.made.clear()
             if result.edited not in run.edited:

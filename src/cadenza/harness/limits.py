@@ -21,16 +21,19 @@ LIMITS_FILE = "agent.json"
 class Limits(StrictConfig):
     """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike.
 
-    ``max_turns``: sampled turns. ``max_tokens_per_turn``: sampled tokens of one turn; a turn that is cut there ends the
-    run. ``max_context_tokens``: of the whole context. ``max_errors_in_a_row``: calls that one after another were
-    broken, refused or without effect. ``wall_s``: seconds from the first turn to the last. ``windows``: what happens
-    when a context grows long.
+    ``max_turns``: sampled turns. ``max_tokens_per_turn``: sampled tokens of one turn; a turn that is cut there ends
+    the run. ``max_context_tokens``: of the whole context. ``refuse_repeats``: a call that was made before in the same
+    context, with nothing edited since, is not made again and answered with an error. A model that has repeated itself
+    is ever surer to do so again, and its runs would go round to the last turn. ``max_errors_in_a_row``: calls that one
+    after another were broken, refused, repeated or without effect. ``wall_s``: seconds from the first turn to the last.
+    ``windows``: what happens when a context grows long.
     """
 
     max_turns: int = Field(default=24, gt=0)
     max_tokens_per_turn: int = Field(default=192, gt=0)
     max_context_tokens: int = Field(default=1536, gt=0)
     max_output_tokens: int = Field(default=448, gt=0)  # of one tool result
+    refuse_repeats: bool = True
     max_errors_in_a_row: int = Field(default=3, gt=0)
     wall_s: float = Field(default=60.0, gt=0)
     windows: WindowConfig = WindowConfig()

@@ -93,6 +93,12 @@ class EngineService:
             self._engine.load(state, version)
             self._lock.notify_all()
 
+    def digest(self) -> str:
+        """Of the weights that are served now, as it is echoed with every sample. Raises ServiceDied."""
+        with self._lock:
+            self._check()
+            return self._engine.digest
+
     def set_threads(self, threads: int) -> None:
         """Cores for the engine's products from now on (a synchronous run gives them all to one side at a time)."""
         self._threads = threads

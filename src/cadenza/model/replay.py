@@ -12,12 +12,28 @@ Letters: N tokens, L layers, E experts, K of them per token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from cadenza.core.types import UNREAD
+
+
+@dataclass
+class ReplayCounts:
+    """Pairs of a token and a layer. ``read``: with a record; ``differ``: of these, with other experts in the record
+    than the router would pick; ``refused``: with an expert in the record that was not plausible."""
+
+    read: float | Tensor = 0.0
+    differ: float | Tensor = 0.0
+    refused: float | Tensor = 0.0
+
+    def shares(self) -> dict[str, float]:
+        """``routes_differ`` and ``routes_refused`` of those that were read; empty without any."""
+        if not (read := float(self.read)):
+            return {}
+        return {"routes_differ": float(self.differ) / read, "routes_refused": float(self.refused) / read}
 
 
 @dataclass(frozen=True)
@@ -26,9 +42,10 @@ class Replay:
 
     routes_NLK: Tensor
     keep: float
+    counts: ReplayCounts = field(default_factory=ReplayCounts)
 
     def of_layer(self, layer: int) -> LayerReplay:
-        return LayerReplay(self.routes_NLK[:, layer], self.keep)
+        return LayerReplay(self.routes_NLK[:, layer], self.keep, self.counts)
 
 
 @dataclass(frozen=True)
@@ -37,6 +54,7 @@ class LayerReplay:
 
     routes_NK: Tensor
     keep: float
+    counts: ReplayCounts
 
     @torch.no_grad()
     def pick(self, probs_NE: Tensor, own_NK: Tensor) -> Tensor:
@@ -45,6 +63,9 @@ class LayerReplay:
         routes_NK = self.routes_NK.where(read_N1, own_NK)
         least_N1 = probs_NE.gather(1, own_NK[:, -1:])
         kept_NK = (probs_NE.gather(1, routes_NK) >= self.keep * least_N1) | ~read_N1
+        self.counts.read += read_N1.sum()
+        self.counts.differ += (routes_NK.sort(-1).values != own_NK.sort(-1).values).any(-1).sum()
+        self.counts.refused += (~kept_NK).any(-1).sum()
         # Kept ones first, then the router's own by probability, none twice: both added to a number above all of them.
         rank_NE = probs_NE.clone()
         rank_NE.scatter_add_(1, routes_NK, 2.0 * kept_NK.to(probs_NE.dtype))

@@ -14,9 +14,9 @@ WATCHED = (("broken_calls", "broken"), ("open_todos", "open_todos"), ("needless_
 
 
 def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
-    """Counts of the rollouts of a step, and means over those with a reward: reward, solved, tokens, turns, version
-    spread, and the behaviours that a reward can price, watched whether it does or not. Without any the means are left
-    out."""
+    """Counts of the rollouts of a step, and means over those with a reward: reward, what each price took of it
+    (``reward_NAME``), solved, tokens, turns, version spread, and the behaviours that a reward can price, watched
+    whether it does or not. Without any the means are left out."""
     rollouts = [r for group in groups for r in group]
     scored = [r for r in rollouts if r.reward is not None]
     solved = [float(r.verdict.score == 1.0) for r in scored]
@@ -24,6 +24,7 @@ def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         len(np.unique(np.concatenate([s.version_S for s in r.segments]))) > 1 for r in scored if r.segments
     ]
     finish = Counter(r.segments[-1].finish_reason for r in scored if r.segments)
+    prices = sorted({name for r in scored for name in r.rewards} - {"outcome"})
     n = len(scored)
     counts = {"rollouts": float(len(rollouts)), "failed_rollouts": float(len(rollouts) - n)}
     if not n:
@@ -31,6 +32,7 @@ def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     return {
         **counts,
         "reward": sum(float(r.reward or 0.0) for r in scored) / n,
+        **{f"reward_{name}": sum(r.rewards.get(name, 0.0) for r in scored) / n for name in prices},
         "pass_rate": sum(solved) / n,
         "tokens_per_rollout": sum(r.sampled_tokens for r in scored) / n,
         "context_per_rollout": sum(sum(len(s.ids_T) for s in r.segments) for r in scored) / n,

@@ -6,11 +6,13 @@ so that whoever serves sees the old policy or the new one.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from cadenza.core.artifacts import copy_model
 from cadenza.core.config import StrictConfig
-from cadenza.core.errors import ConfigError
+from cadenza.core.errors import ConfigError, ForeignSample
 from cadenza.core.files import write_bytes, write_json
 from cadenza.core.types import Policy
 from cadenza.evaluation.gate import Decision, GateConfig, decide
@@ -47,30 +49,35 @@ class Gate(Stage[GateStageConfig]):
                     f"candidate {name!r} of stage {context.name!r} is no input of it",
                     f'add inputs = {{ {name} = "{name}" }} to it in the recipe',
                 )
-            if not _results(context, name):
+            results = _results(context, name)
+            if not results:
                 raise ConfigError(
                     f"candidate {name!r} of stage {context.name!r} was not evaluated",
                     "add it to the inputs of the stage that fills 'evaluate'",
                 )
             run = rl_run_id(context.run_id, name)  # a policy that no RL made has a key of the same form
-            policy = self._record(context, run, name)
+            policy = self._record(context, run, name, _judged(name, results))
             context.database.point(f"{context.run_id}/candidate", run, policy.version)
-            decision = decide(_results(context, name), _results(context, served), self.config.gate)
+            decision = decide(results, _results(context, served), self.config.gate)
             self._keep(context, name, decision)
             context.progress.line(_sentence(decision))
             if decision.promote:
                 context.database.point(f"{context.run_id}/serving", run, policy.version)
                 served, promoted = name, promoted + 1
-        if served:
+        if not served:  # what an earlier attempt decided is not served either
+            context.database.unpoint(f"{context.run_id}/serving")
+        else:
             copy_model(context.input(served), context.out)
         return {"serving": served, "promoted": promoted, "refused": len(self.config.candidates) - promoted}
 
-    def _record(self, context: StageContext, run: str, name: str) -> Policy:
-        """The newest version of a policy; one that no RL run has made is its version 0."""
+    def _record(self, context: StageContext, run: str, name: str, digest: str) -> Policy:
+        """The version that was judged: the newest with this digest, else the newest, which is recorded with it (its
+        engine may have served another dtype than RL's); a policy that no RL run has made is its version 0."""
         known = context.database.policies(run)
-        if known:
-            return known[-1]
-        policy = Policy(name, 0, None, "")
+        for policy in reversed(known):
+            if digest in ("", policy.digest):
+                return policy
+        policy = replace(known[-1], digest=digest) if known else Policy(name, 0, None, digest)
         context.database.add_policy(run, policy)
         return policy
 
@@ -90,6 +97,17 @@ def _results(context: StageContext, name: str) -> list[EvalResult]:
         EvalResult.load(p) for p in sorted((context.input("evaluate") / "evaluations").glob(f"{name}-*.json"))
     ]
     return [result for result in found if result.policy == name]
+
+
+def _judged(name: str, results: list[EvalResult]) -> str:
+    """The digest of the weights that the results speak of; "" when none of them says it. Raises ForeignSample."""
+    digests = {result.policy_digest for result in results} - {""}
+    if len(digests) > 1:
+        raise ForeignSample(
+            f"candidate {name!r} was evaluated on weights {' and '.join(sorted(digests))}",
+            "add --restart-from with the stage that fills 'evaluate' to evaluate it again",
+        )
+    return next(iter(digests), "")
 
 
 def _sentence(decision: Decision) -> str:

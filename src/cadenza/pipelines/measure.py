@@ -14,6 +14,7 @@ from cadenza.evaluation.result import EvalResult
 from cadenza.evaluation.statistics import estimate, pass_at_k
 from cadenza.evaluation.suite import EvalLimits
 from cadenza.harness import Agent, demo_tools
+from cadenza.orchestration.engine_metrics import metrics_of
 from cadenza.orchestration.environment import EnvironmentConfig
 from cadenza.orchestration.pool import RolloutPool
 from cadenza.pipelines.services import (
@@ -36,9 +37,9 @@ def measure_model(
     limit: int | None,
     seed: int,
     progress: Progress,
-) -> EvalResult:
+) -> tuple[EvalResult, dict[str, float]]:
     """Runs ``samples`` trials of each task (of the first ``limit``) and grades them in fresh sandboxes. The agent has
-    the limits that the model was trained under.
+    the limits that the model was trained under. Also what the engine counted, see ``orchestration.engine_metrics``.
 
     Raises:
         MissingArtifact, CorruptArtifact: no usable model, tokenizer or task set there.
@@ -55,14 +56,14 @@ def measure_model(
         engine = spawn_engine(placement, config, model)
         environment = spawn_environment(placement, config, engine, model)
 
-        async def run() -> EvalResult:
+        async def run() -> tuple[EvalResult, dict[str, float]]:
             async with RolloutPool(environment) as pool:
                 with progress.bar(model.name, len(chosen) * samples) as bar:
 
                     async def trial(task: Task, sample: int, trial_seed: int) -> Rollout:
                         return await pool.trial(task, sample, trial_seed, temperature)
 
-                    return await evaluate(
+                    result = await evaluate(
                         trial,
                         chosen,
                         policy=Policy(model.name, 0, None, ""),
@@ -74,13 +75,14 @@ def measure_model(
                         limits=EvalLimits(),
                         on_rollout=lambda task, sample, rollout: bar.advance(),
                     )
+                    return result, await metrics_of(engine)
 
         return asyncio.run(run())
 
 
-def figures_of(result: EvalResult) -> dict[str, Any]:
-    """What ``cadenza eval`` prints, JSON-ready: pass@1 and best of all samples with 95% intervals, tokens, what ended
-    the runs, failures."""
+def figures_of(result: EvalResult, engine: dict[str, float]) -> dict[str, Any]:
+    """What ``cadenza eval`` prints, JSON-ready: pass@1 and best of all samples with 95% intervals, tokens, contexts,
+    shares of guessed tokens that held, what ended the runs, failures."""
     outcomes = result.outcomes()
     figures: dict[str, Any] = {
         "policy": result.policy,
@@ -96,6 +98,8 @@ def figures_of(result: EvalResult) -> dict[str, Any]:
         rate = estimate([pass_at_k(outcomes, k)])
         figures[name] = {"value": rate.value, "interval": [rate.low, rate.high]}
     figures["mean_tokens"] = sum(r.tokens for r in result.records) / max(len(result.records), 1)
+    figures["mean_contexts"] = sum(r.contexts or 0 for r in result.records) / max(len(result.records), 1)
+    figures |= {name: share for name, share in engine.items() if name.startswith("accepted_")}
     figures["ended"] = result.endings()
     figures["failures"] = result.failures()
     figures["wall_s"] = round(result.wall_s, 1)
@@ -118,10 +122,13 @@ def sentence(figures: dict[str, Any]) -> str:
         ", ".join(f"{kind}: {count}" for kind, count in figures[key].items()) or "none"
         for key in ("ended", "failures")
     )
+    held = ", ".join(f"{share:.0%}" for name, share in figures.items() if name.startswith("accepted_"))
+    guesses = f"; {held} of the guessed tokens held, by place" if held else ""
     return (
         f"{figures['policy']} on {figures['tasks']} tasks of {figures['suite']}, {_samples(figures['samples'])} "
         f"at temperature {figures['temperature']:g}:\n  "
         + "\n  ".join(rates)
-        + f"\n  {figures['mean_tokens']:.0f} "
-        f"sampled tokens a trial; ended by {ended}; failures: {lost}; {figures['wall_s']:.0f} s"
+        + f"\n  {figures['mean_tokens']:.0f} sampled tokens and {figures['mean_contexts']:.1f} contexts a trial"
+        f"{guesses}"
+        f"\n  ended by {ended}; failures: {lost}; {figures['wall_s']:.0f} s"
     )

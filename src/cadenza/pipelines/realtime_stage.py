@@ -75,7 +75,8 @@ class RealtimeConfig(StrictConfig):
 
 class Realtime(Stage[RealtimeConfig]):
     """Artifact: the policy that is served afterwards (a model directory), ``feedback.jsonl``, ``decisions.jsonl``.
-    Input ``model``: the policy that is served before; ``tasks``: the task set."""
+    Input ``model``: the policy that is served before; ``tasks``: the task set. Figure ``canary_tasks_missing``: how
+    many of ``canary_tasks`` the split lacks, where it lacks some."""
 
     Config = RealtimeConfig
     version = 2
@@ -115,6 +116,14 @@ class _Round:
         self.run_key = context.rl_run
         self.served = 0
         self.figures: Figures = {}
+        if missing := config.canary_tasks - len(self.later):
+            self.figures["canary_tasks_missing"] = missing
+            told = (
+                f"canary: {len(self.later)} tasks instead of {config.canary_tasks}: split {config.split!r} has "
+                f"{len(tasks)} that were not drawn before, and {len(self.asked)} of them are learned from"
+            )
+            context.progress.line(told)
+            context.logger.warning("%s", told)
 
     async def run(self) -> Figures:
         config, context = self.config, self.context
@@ -233,8 +242,9 @@ class _Round:
 
     async def _bring_up(self, name: str, version: int, model: Path) -> Server:
         policy = Policy(name, version, 0 if version else None, "")
-        self.context.database.add_policy(self.run_key, policy)
-        return await self.production.bring_up(policy, model)
+        server = await self.production.bring_up(policy, model)
+        self.context.database.add_policy(self.run_key, server.policy)  # with the digest that it serves
+        return server
 
     async def _measure(self, server: Server, tasks: list[Task]) -> EvalResult:
         agent = Agent(
@@ -258,12 +268,10 @@ class _Round:
         canary = await self.production.canary(serving, new, self.later, self.config.canary, salt)
         if canary.state != "passed":
             self._point("canary", self.served)
-        about = {"policy": new.policy.name, "state": canary.state, "reason": canary.reason}
+        about = {"policy": new.policy.name, "state": canary.state, "reason": canary.told()}
         about |= {"answers": dict(canary.answers), "taken": dict(canary.taken)}
         self._record("canary", about)
-        self.context.progress.line(
-            f"canary: {new.policy.name} {canary.state}: {canary.reason or 'too few answers'}"
-        )
+        self.context.progress.line(f"canary: {new.policy.name} {canary.state}: {canary.told()}")
         return canary
 
     def _record(self, guard: str, data: dict[str, Any]) -> None:

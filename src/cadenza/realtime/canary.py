@@ -74,6 +74,14 @@ class Canary:
             )
         return self.state
 
+    def told(self) -> str:
+        """Why it has decided, or what it lacks to decide, as a sentence."""
+        few, enough = self.answers, max(self.config.least, self.config.enough)
+        return self.reason or (
+            f"too few answers to decide: {few['canary']}, and {few['serving']} of the policy that is served, "
+            f"where {enough} of each are asked for"
+        )
+
     def bound(self) -> float:
         """How far the difference of two shares may lie from the truth, at every look with a chance of 1 - ``risk``."""
         share = self.config.share

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cadenza.core.config import StrictConfig
+from cadenza.core.errors import DeadlineExceeded
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.evaluation.evaluate import evaluate, slot_seed
 from cadenza.evaluation.result import EvalResult
@@ -24,6 +25,7 @@ from cadenza.realtime.feedback import FeedbackEvent, FeedbackLog, ServedPolicy
 from cadenza.realtime.users import UserConfig, react, trajectory_id, user_of
 
 ATTEMPTS = 3  # at an answer that the infrastructure breaks
+UP_S = 300.0  # until an engine has read its model and compiled its kernels
 Spawn = Callable[[Path], tuple[Remote, Remote]]  # a model's folder -> (engine, environment) that serve it
 
 
@@ -75,9 +77,18 @@ class Production:
         self.config, self.seed, self.on_answer = config, seed, on_answer
 
     async def bring_up(self, policy: Policy, model: Path) -> Server:
+        """The policy as a server that answers. Its ``policy`` carries the digest of the weights that are served, as the
+        engine tells it. Raises DeadlineExceeded, or what ended the engine."""
         engine, environment = self.spawn(model)
+        try:
+            digest = await engine.ask("digest", deadline_s=UP_S)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the engine of policy {policy.name!r} was not up within {UP_S:.0f} s",
+                "run the same command again",
+            ) from None
         pool = await RolloutPool(environment).__aenter__()
-        return Server(policy, pool, (environment, engine))
+        return Server(replace(policy, digest=digest), pool, (environment, engine))
 
     async def shut(self, server: Server) -> None:
         await server.pool.__aexit__()

@@ -22,7 +22,7 @@ from torch import Tensor
 from cadenza.core.errors import CadenzaError, TrainingDiverged
 from cadenza.core.types import UNREAD, Rollout, Segment
 from cadenza.model.logprobs import token_logprobs
-from cadenza.model.replay import Replay
+from cadenza.model.replay import Replay, ReplayCounts
 from cadenza.model.transformer import PolicyModel
 from cadenza.training.config import RLStepConfig
 
@@ -215,13 +215,17 @@ def _routes(samples: Sequence[Sample], t: int) -> Tensor | None:
 
 
 def sampled_logprobs(
-    model: PolicyModel, packed: _Packed, bf16: bool, keep: float | None = None
+    model: PolicyModel,
+    packed: _Packed,
+    bf16: bool,
+    keep: float | None = None,
+    counts: ReplayCounts | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(log-probability_N, entropy_N) of the sampled tokens under ``model``, at the sampling temperature. ``keep``: how
-    the engine's routes are replayed, see ``model.replay``; None: not at all."""
+    the engine's routes are replayed, see ``model.replay``; None: not at all. ``counts``: of them, added to."""
     replay = None
     if keep is not None and packed.routes_MLK is not None:
-        replay = Replay(packed.routes_MLK, keep)
+        replay = Replay(packed.routes_MLK, keep, counts or ReplayCounts())
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         x_BTD, _ = model.hidden(
             packed.ids_BT, replay
@@ -287,8 +291,9 @@ def rl_step(
     keep = {"off": None, "pure": 0.0, "filtered": config.replay_keep}[config.router_replay]
     if keep is not None:
         _require_routes(batch.samples)
+    counts = ReplayCounts()
     for p in packed:
-        logp_N, entropy_N = sampled_logprobs(model, p, bf16, keep)
+        logp_N, entropy_N = sampled_logprobs(model, p, bf16, keep, counts)
         ratio_log_N = logp_N.detach() - p.behaviour_N
         weight_N = ratio_log_N.exp().clamp(max=config.importance_cap)
         advantage_N = p.advantage_N
@@ -321,6 +326,7 @@ def rl_step(
         "padded_tokens": float(sum(p.ids_BT.numel() for p in packed)),
         "parity_tokens": float(sums.same_version),
         **sums.means(),
+        **counts.shares(),
         "broken_segments": float(batch.broken),
         "masked_overlong": float(batch.masked_overlong),
         "train_s": time.perf_counter() - started,

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from cadenza.tokens import Call
 
 ERROR_KINDS = (
-    "unknown_tool", "invalid_arguments", "not_found", "refused", "timeout", "no_effect", "unexpected_environment",
+    "unknown_tool", "invalid_arguments", "not_found", "refused", "timeout", "no_effect", "repeated",
+    "unexpected_environment",
 )  # fmt: skip
 
 
