@@ -42,7 +42,8 @@ class StageInfo(StrictConfig):
 
 
 class RunInfo(StrictConfig):
-    """``notes``: sentences the reader must see, e.g. that the base model ships with the package."""
+    """``command``: goes on with the run when given again; "" when none began it. ``notes``: sentences the reader must
+    see, e.g. that the base model ships with the package."""
 
     format_version: int = 1
     name: str

@@ -24,12 +24,13 @@ def run_info(
 ) -> RunInfo:
     """What the run database knows of a run: its recipe, machine, and how far its stages came."""
     run, stages = database.run(run_id), database.stages(run_id)
+    given = database.events(run_id, "command")
     return RunInfo(
         name=name,
         recipe=run.name if run else "",
         seeds=(seed,),
         wall_s=sum((s.finished or s.started) - s.started for s in stages),
-        command=f"cadenza train {run.name}" if run else "",
+        command=given[-1]["data"]["text"] if given else "",
         config=run.recipe if run else {},
         machine=run.machine if run else machine.describe(),
         stages=tuple(_stage(s) for s in stages),
