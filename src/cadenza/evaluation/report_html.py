@@ -12,6 +12,7 @@ from markupsafe import Markup
 from cadenza.evaluation.charts import number, signed, strip_svg
 from cadenza.evaluation.comparison import Change, Comparison, Row, label
 from cadenza.evaluation.report import Report
+from cadenza.evaluation.report_decisions import card
 from cadenza.evaluation.statistics import Estimate, NonInferiority
 
 _Shown = tuple[str, Estimate | None, NonInferiority | None]
@@ -29,6 +30,7 @@ def render_html(report: Report, live: str = "") -> str:
         short=lambda x: number(x) if isinstance(x, float) else x,
         duration=duration,
         policy=label,
+        card=card,
         signed=signed,
         share=lambda x: f"{100 * x:.2f}%",
     )

@@ -30,6 +30,7 @@ from cadenza.core.types import Rollout, Task
 from cadenza.evaluation.result import EvalResult, write_text
 
 MAX_TURN_CHARS = 1200  # of one turn shown in the report
+DAMAGED = "damaged"  # the policy of a real-time round's drills
 
 
 class StageInfo(StrictConfig):
@@ -97,12 +98,13 @@ class Trajectory(StrictConfig):
 
 class DecisionRecord(StrictConfig):
     """What a guard decided about a policy. ``guard``: gate | canary. ``against``: what it was compared with.
-    ``reasons``: (whether it speaks for the policy, a sentence)."""
+    ``reasons``: (whether it speaks for the policy, a sentence). ``stage``: of the run; the reader fills it in."""
 
+    stage: str = ""
     guard: str
     policy: str
     against: str = ""
-    outcome: str  # promoted | refused | passed | rolled_back | watching
+    outcome: str  # promoted | refused | passed | rolled_back | watching (too few answers to decide)
     reasons: tuple[tuple[bool, str], ...] = ()
 
     @classmethod
@@ -114,10 +116,14 @@ class DecisionRecord(StrictConfig):
                 outcome="promoted" if data["promote"] else "refused",
                 reasons=tuple((check["passed"], check["detail"]) for check in data["checks"]),
             )  # fmt: skip
-        told = ((data["state"] == "passed", data["reason"]),) if data["reason"] else ()
+        told = data["reason"]
+        if data["state"] == "watching":
+            new, old = (data["answers"][arm] for arm in ("canary", "serving"))
+            told = f"too few answers to decide: {new} of it and {old} of the policy that is served"
         return cls(
-            guard="canary", policy=data["policy"], against="serving", outcome=data["state"], reasons=told
-        )
+            guard="canary", policy=data["policy"], against="serving", outcome=data["state"],
+            reasons=((data["state"] == "passed", told),) if told else (),
+        )  # fmt: skip
 
 
 @dataclass
@@ -256,7 +262,9 @@ def read_run(run_dir: Path, run: RunInfo | None = None) -> RunInputs:
             found.metrics[path.stem] = read_metrics(path, problems)
         found.timeline += _models(folder / "timeline.jsonl", Span, problems)
         found.trajectories += _models(folder / "trajectories.jsonl", Trajectory, problems)
-        found.decisions += _models(folder / "decisions.jsonl", DecisionRecord, problems)
+        decisions = _models(folder / "decisions.jsonl", DecisionRecord, problems)
+        stage = "" if folder == run_dir else folder.name.removesuffix(".partial")
+        found.decisions += [d.model_copy(update={"stage": d.stage or stage}) for d in decisions]
         for path in sorted((folder / "evaluations").glob("*.json")):
             try:
                 found.evaluations.append(EvalResult.load(path))
