@@ -27,6 +27,7 @@ from cadenza.evaluation.report_inputs import (
     now_iso,
     read_run,
 )
+from cadenza.evaluation.report_round import Round, rounds
 from cadenza.evaluation.result import EvalResult, write_text
 from cadenza.evaluation.statistics import Estimate, pass_at_k
 
@@ -99,6 +100,7 @@ class Report:
     problems: list[str]
     generated_at: str = ""
     decisions: list[DecisionRecord] = dataclasses.field(default_factory=list)
+    rounds: list[Round] = dataclasses.field(default_factory=list)
 
 
 def build_report(inputs: RunInputs, latest: bool = False) -> Report:
@@ -131,6 +133,7 @@ def build_report(inputs: RunInputs, latest: bool = False) -> Report:
         problems=problems,
         generated_at=now_iso(),
         decisions=inputs.decisions,
+        rounds=rounds(inputs.feedback, inputs.decisions, inputs.run.stages),
     )
 
 
@@ -168,6 +171,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "busy_in_window": {s.lane: s.busy for s in report.timeline.lanes} if report.timeline else {},
         "charts": {s.stage: [c.title for c in s.charts] for s in report.sections},
         "decisions": [d.model_dump(mode="json") for d in report.decisions],
+        "rounds": [_plain(r) for r in report.rounds],
         "not_run": report.missing,
         "problems": report.problems,
         "run": report.run.model_dump(mode="json"),
@@ -325,7 +329,7 @@ def _examples(trajectories: Sequence[Trajectory]) -> list[Example]:
     return shown
 
 
-def _plain(value: Row | Change | Slices) -> dict[str, Any]:
+def _plain(value: Row | Change | Slices | Round) -> dict[str, Any]:
     return dataclasses.asdict(value)
 
 

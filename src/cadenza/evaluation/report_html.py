@@ -13,6 +13,7 @@ from cadenza.evaluation.charts import number, signed, strip_svg
 from cadenza.evaluation.comparison import Change, Comparison, Row, label
 from cadenza.evaluation.report import Report
 from cadenza.evaluation.report_decisions import card
+from cadenza.evaluation.report_round import COLUMNS
 from cadenza.evaluation.statistics import Estimate, NonInferiority
 
 _Shown = tuple[str, Estimate | None, NonInferiority | None]
@@ -41,6 +42,7 @@ def render_html(report: Report, live: str = "") -> str:
         changes=changes,
         flat=flat,
         tint=tint,
+        columns=COLUMNS,
         clock=lambda s: f"{int(s) // 60}:{int(s) % 60:02d}",
     )
     return env.get_template("report.html").render(report=report, run=report.run, live=live)

@@ -6,6 +6,7 @@
     evaluations/*.json      EvalResult
     trajectories.jsonl      Trajectory: readable rollouts
     decisions.jsonl         DecisionRecord: what the gate and the canary decided
+    feedback.jsonl          what users did with answers: events in the format feedback/1
 
 Each may lie in the run's folder or in the folder of any of its stages (a stage writes only into its own); several
 of one kind are joined. Every part may be missing: the report then says so. A damaged part is named, never
@@ -171,6 +172,7 @@ class RunInputs:
     evaluations: list[EvalResult] = field(default_factory=list)
     trajectories: list[Trajectory] = field(default_factory=list)
     decisions: list[DecisionRecord] = field(default_factory=list)
+    feedback: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by stage
     problems: list[str] = field(default_factory=list)
 
 
@@ -265,6 +267,8 @@ def read_run(run_dir: Path, run: RunInfo | None = None) -> RunInputs:
         decisions = _models(folder / "decisions.jsonl", DecisionRecord, problems)
         stage = "" if folder == run_dir else folder.name.removesuffix(".partial")
         found.decisions += [d.model_copy(update={"stage": d.stage or stage}) for d in decisions]
+        if events := _events(folder / "feedback.jsonl", problems):
+            found.feedback[stage] = events
         for path in sorted((folder / "evaluations").glob("*.json")):
             try:
                 found.evaluations.append(EvalResult.load(path))
@@ -331,6 +335,22 @@ def _models(path: Path, model: Any, problems: list[str]) -> list[Any]:
             found.append(model.model_validate(body))
         except ValidationError:
             refused += 1
+    if refused:
+        problems.append(f"{path.name}: {refused} entries do not fit the schema and were left out")
+    return found
+
+
+def _events(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """Events of users that say who answered and which answer they are about; others are told to `problems`."""
+    found, refused = [], 0
+    for body in _lines(path, problems):
+        try:
+            arm, version = body["policy"]["arm"], body["policy"]["version"]
+            known = f"/{arm}-{version}/" in body["trajectory_id"] and isinstance(body["kind"], str)
+        except (TypeError, KeyError):
+            known = False
+        found += [body] if known else []
+        refused += not known
     if refused:
         problems.append(f"{path.name}: {refused} entries do not fit the schema and were left out")
     return found

@@ -15,7 +15,7 @@ from cadenza.evaluation.report import Headline, Report, build_report
 from cadenza.evaluation.report_inputs import Metrics, RunInfo, StageInfo, read_run
 
 SHOWN = ("metrics", "evaluations")  # folders of a stage whose files are shown, beside single ones
-FILES = ("timeline.jsonl", "trajectories.jsonl", "decisions.jsonl")
+FILES = ("timeline.jsonl", "trajectories.jsonl", "decisions.jsonl", "feedback.jsonl")
 QUIET_S = 60.0  # without a word from a running stage, the page says so
 
 
