@@ -17,7 +17,14 @@ import numpy as np
 from cadenza.core.errors import ConfigError
 from cadenza.evaluation.charts import Strip, signed, strip
 from cadenza.evaluation.comparison import Change, Comparison, Row, compare, label, ordered
-from cadenza.evaluation.report_charts import STAGE_TITLES, Chart, plain_chart, stage_charts
+from cadenza.evaluation.report_charts import (
+    STAGE_TITLES,
+    Chart,
+    PositionTable,
+    plain_chart,
+    position_table,
+    stage_charts,
+)
 from cadenza.evaluation.report_inputs import (
     DecisionRecord,
     RunInfo,
@@ -49,12 +56,13 @@ class Headline:
 
 @dataclass(frozen=True)
 class StageSection:
-    """Charts of one stage; ``more``: metrics without a described chart."""
+    """Charts of one stage; ``more``: metrics without a described chart; ``positions``: perplexity by position."""
 
     stage: str
     title: str
     charts: list[Chart]
     more: list[Chart]
+    positions: PositionTable | None = None
 
 
 @dataclass(frozen=True)
@@ -114,13 +122,16 @@ def build_report(inputs: RunInputs, latest: bool = False) -> Report:
         comparisons = compare(inputs.evaluations, pairs=())
     missing = _missing(inputs, comparisons)
     sections = []
-    for stage in [*EXPECTED_STAGES, *sorted(set(inputs.metrics) - set(EXPECTED_STAGES))]:
+    details = {stage.name: stage.detail for stage in inputs.run.stages}
+    # In the order of the run, then what it does not name.
+    for stage in dict.fromkeys([*details, *EXPECTED_STAGES, *sorted(inputs.metrics)]):
         metrics = inputs.metrics.get(stage)
         charts, absent, rest = stage_charts(stage, metrics)
         missing += absent if metrics else []
         more = [c for name in rest if metrics and (c := plain_chart(metrics, name))]
-        if charts or more:
-            sections.append(StageSection(stage, STAGE_TITLES.get(stage, stage), charts, more))
+        positions = position_table(details.get(stage, {}))
+        if charts or more or positions:
+            sections.append(StageSection(stage, STAGE_TITLES.get(stage, stage), charts, more, positions))
     return Report(
         run=inputs.run,
         headline=_untrained(inputs.run) or headline(comparisons),

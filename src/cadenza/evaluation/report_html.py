@@ -12,6 +12,7 @@ from markupsafe import Markup
 from cadenza.evaluation.charts import number, signed, strip_svg
 from cadenza.evaluation.comparison import Change, Comparison, Row, label
 from cadenza.evaluation.report import Report
+from cadenza.evaluation.report_charts import is_by_position
 from cadenza.evaluation.report_decisions import card
 from cadenza.evaluation.report_round import COLUMNS
 from cadenza.evaluation.statistics import Estimate, NonInferiority
@@ -28,7 +29,6 @@ def render_html(report: Report, live: str = "") -> str:
     env.filters.update(
         pct=_pct,
         number=number,
-        short=lambda x: number(x) if isinstance(x, float) else x,
         duration=duration,
         policy=label,
         card=card,
@@ -42,6 +42,7 @@ def render_html(report: Report, live: str = "") -> str:
         changes=changes,
         flat=flat,
         tint=tint,
+        facts=facts,
         columns=COLUMNS,
         clock=lambda s: f"{int(s) // 60}:{int(s) % 60:02d}",
     )
@@ -118,6 +119,17 @@ def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             found.append((f"{prefix}{key}", str(value)))
     return found
+
+
+def facts(detail: dict[str, Any]) -> list[tuple[str, str]]:
+    """A stage's figures as texts, but for those that have a table of their own."""
+    return [(name, _fact(value)) for name, value in detail.items() if not is_by_position(name)]
+
+
+def _fact(value: bool | str | int | float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def tint(share: float | None) -> str:

@@ -40,7 +40,7 @@ class StageInfo(StrictConfig):
     name: str
     status: str
     wall_s: float | None = None
-    detail: dict[str, str | int | float] = {}
+    detail: dict[str, bool | str | int | float] = {}
 
 
 class RunInfo(StrictConfig):
@@ -75,15 +75,16 @@ class Span(StrictConfig):
 
 
 class Turn(StrictConfig):
-    """``kind``: think | call | output | final | summary (carried into the next context) | broken (a call that could not
-    be read)."""
+    """``kind``: think | call | output | final | summary (carried into the next context; empty where it was cut or
+    broken) | broken (a call that could not be read)."""
 
     kind: str
     text: str
 
 
 class Trajectory(StrictConfig):
-    """One rollout made readable. ``prompt``: what the user asked. ``patch``: unified diff."""
+    """One rollout made readable. ``prompt``: what the user asked. ``patch``: unified diff. ``contexts``: that it
+    took; the next begins after each turn of the kind summary, or somewhere unknown where there is none."""
 
     task_id: str
     policy: str
@@ -94,6 +95,7 @@ class Trajectory(StrictConfig):
     family: str = ""
     ambiguity: int = 0
     tokens: int = 0
+    contexts: int = 1
     patch: str = ""
 
 
@@ -234,7 +236,7 @@ def trajectory_of(task: Task, prompt: str, policy: str, sample: int, rollout: Ro
             ("summary", "carried"),
             ("output", "output"),
         ):
-            if entry.get(key):
+            if entry.get(key) or (kind == "summary" and key in entry):
                 turns.append(Turn(kind=kind, text=_cut(_text(entry[key]))))
     score = rollout.verdict.score
     return Trajectory(
@@ -247,6 +249,7 @@ def trajectory_of(task: Task, prompt: str, policy: str, sample: int, rollout: Ro
         family="+".join(task.metadata.get("families") or [str(task.metadata.get("family", ""))]),
         ambiguity=task.ambiguity,
         tokens=rollout.sampled_tokens,
+        contexts=len(rollout.segments),
         patch=_cut(rollout.patch),
     )
 
