@@ -17,7 +17,8 @@ from runs_made import evaluation, run_info, write_run
 
 from cadenza.core.errors import MissingArtifact
 from cadenza.evaluation.comparison import compare
-from cadenza.evaluation.report import build_report, headline, write_report
+from cadenza.evaluation.report import Report, build_report, write_report
+from cadenza.evaluation.report_headline import headline
 from cadenza.evaluation.report_inputs import (
     MetricWriter,
     RunInfo,
@@ -218,14 +219,36 @@ def test_the_page_fits_a_narrow_window(full, tmp_path, chromium):
 
 
 def test_a_run_whose_rl_made_no_step_is_told_as_rl_without_a_gain(tmp_path):
-    stages = (StageInfo(name="rl", status="done", detail={"steps": 0}),)
-    told = write_report(tmp_path, run=RunInfo(name="r", stages=stages)).headline
-    assert told.text.startswith("RL made no step") and "--restart-from rl" in told.detail
-    idle = (StageInfo(name="rl", status="done", detail={"steps": 1, "samples_trained": 0}),)
-    told = write_report(tmp_path, run=RunInfo(name="r", stages=idle)).headline
-    assert told.text.startswith("RL changed nothing")
-    trained = (StageInfo(name="rl", status="done", detail={"steps": 2, "samples_trained": 9}),)
-    assert "no step" not in write_report(tmp_path, run=RunInfo(name="r", stages=trained)).headline.text
+    def told(**detail: int) -> Report:
+        stages = (StageInfo(name="rl", status="done", detail=dict(detail)),)
+        config = {
+            "stage": [{"name": "sft", "epochs": 4.0, "budget_s": 1e9}, {"name": "rl", "max_seconds": 14.0}]
+        }
+        command = "cadenza train quick --set rl.max_seconds=7 --set 'description=a b'"
+        run = RunInfo(name="r", stages=stages, config=config, command=command)
+        return write_report(tmp_path, run=run)
+
+    with MetricWriter(tmp_path, "rl") as out:
+        out.write(0, 0, lr=0.1)
+    report = told(steps=0)
+    assert report.headline.text.startswith("RL made no step")
+    mend = "cadenza train quick --set 'description=a b' --set rl.max_seconds=28 --restart-from rl"
+    assert report.headline.command == mend
+    assert mend in page_text((tmp_path / "report.html").read_text())
+    assert not any("curve" in text for text in report.missing)  # the headline has said it
+    report = told(steps=1, samples_trained=0)
+    assert report.headline.text.startswith("RL changed nothing")
+    assert report.headline.command.endswith("--set sft.epochs=8 --restart-from sft")
+    assert any("curve" in text for text in report.missing)
+    assert "no step" not in told(steps=2, samples_trained=9).headline.text
+
+
+def test_a_note_has_backticks_for_code(tmp_path):
+    notes = ("It ships; `cadenza train <x>` trains one.", "one ` alone & <b>")
+    write_report(tmp_path, run=RunInfo(name="r", notes=notes))
+    shown = (tmp_path / "report.html").read_text()
+    assert "It ships; <code>cadenza train &lt;x&gt;</code> trains one." in shown
+    assert "one ` alone &amp; &lt;b&gt;" in shown
 
 
 def test_a_new_context_begins_unseen_or_a_broken_summary_is_left_out(tmp_path):

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cadenza.evaluation.report import Headline, Report
+from cadenza.evaluation.report import Report
+from cadenza.evaluation.report_headline import Headline
 from cadenza.evaluation.report_html import render_html
 from cadenza.evaluation.report_inputs import RunInfo
 

@@ -12,6 +12,7 @@ import pytest
 
 from cadenza.core.errors import ConfigError, MissingArtifact
 from cadenza.core.rundb import RunDatabase
+from cadenza.evaluation.report_html import render_html
 from cadenza.evaluation.report_inputs import DecisionRecord, MetricWriter, Span, append_lines
 from cadenza.observe import live, live_report, serve
 from cadenza.observe.live import version_of
@@ -109,6 +110,35 @@ def page(run, monkeypatch):
 def get(address: str) -> tuple[int, str]:
     with urllib.request.urlopen(address, timeout=30) as answer:
         return answer.status, answer.read().decode()
+
+
+def test_what_is_still_to_come_is_told_as_not_run(run):
+    with RunDatabase.open(run[1]) as database:
+        recipe = {"name": "demo", "stage": [{"name": name} for name in ("sft", "rl", "gate", "report")]}
+        database.begin_run("r", "demo", run[0], recipe, 7, {})
+    report = live_report(*run)
+    waiting = [s.name for s in report.run.stages if s.status == "waiting"]
+    assert report.running and report.missing == [] and waiting == ["gate", "report"]
+    text = render_html(report, live="v")
+    for words in ("What is still to come", "gate, report.", "No evaluation has ended yet.", "so far"):
+        assert words in text, words
+    for words in ("not run</a>", "No training metrics", "report.json", "minutes by now", "What was not run<"):
+        assert words not in text, words
+    with RunDatabase.open(run[1]) as database:
+        database.stop_stage("r", "rl", "failed", "the engine ended")
+        database.set_run_status("r", "failed")
+    ended = live_report(*run)
+    assert not ended.running and "No evaluation on held-out tasks" in ended.missing
+
+
+def test_the_time_of_a_run_leaves_out_the_stage_at_work(run):
+    with RunDatabase.open(run[1]) as database:
+        stages = {s.name: s for s in database.stages("r")}
+        ended = stages["sft"].finished
+        info = live.run_info(database, "r", "demo", 7)
+    assert ended is not None and info.wall_s is not None
+    done = ended - stages["sft"].started
+    assert info.wall_s > done and info.stages[1].wall_s == pytest.approx(info.wall_s - done, abs=5)
 
 
 def test_the_page_is_served_once_for_each_state(page, run, monkeypatch):

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from cadenza.evaluation.charts import number, signed, strip_svg
 from cadenza.evaluation.comparison import Change, Comparison, Row, label
@@ -32,6 +32,8 @@ def render_html(report: Report, live: str = "") -> str:
         duration=duration,
         policy=label,
         card=card,
+        coded=coded,
+        fact=_fact,
         signed=signed,
         share=lambda x: f"{100 * x:.2f}%",
     )
@@ -121,12 +123,21 @@ def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     return found
 
 
+def coded(text: str) -> Markup:
+    """A sentence whose words between backticks are code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one that opens nothing
+        return escape(text)
+    made = [Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts)]
+    return Markup("").join(made)
+
+
 def facts(detail: dict[str, Any]) -> list[tuple[str, str]]:
     """A stage's figures as texts, but for those that have a table of their own."""
     return [(name, _fact(value)) for name, value in detail.items() if not is_by_position(name)]
 
 
-def _fact(value: bool | str | int | float) -> str:
+def _fact(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value) if isinstance(value, float) else str(value)
