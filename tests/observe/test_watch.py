@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from cadenza.observe.live import version_of
 
 
 @pytest.fixture
-def run(tmp_path) -> tuple[Path, Path]:
+def run(tmp_path) -> Iterator[tuple[Path, Path]]:
     """(folder, database) of a run whose stage rl is at work."""
     folder, path = tmp_path / "runs" / "demo", tmp_path / "runs" / "cadenza.db"
     (folder / "rl.partial").mkdir(parents=True)
@@ -36,7 +38,9 @@ def run(tmp_path) -> tuple[Path, Path]:
             metrics.write(10.0 * step, step, pass_rate=0.2 * step, entropy=0.1)
     spans = [Span(lane="engine", start=5.0 * i, end=5.0 * i + 4) for i in range(40)]
     append_lines(folder / "rl.partial" / "timeline.jsonl", spans)
-    return folder, path
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder, path
 
 
 def _gate() -> dict:
@@ -129,6 +133,18 @@ def test_what_is_still_to_come_is_told_as_not_run(run):
         database.set_run_status("r", "failed")
     ended = live_report(*run)
     assert not ended.running and "No evaluation on held-out tasks" in ended.missing
+
+
+def test_a_run_that_was_killed_is_told_as_one_at_work_for_days(run):
+    with RunDatabase.open(run[1]) as database:
+        database.event("r", "command", {"text": "cadenza train demo"}, wait=True)
+    first = version_of(*run)
+    (run[0] / "lock").unlink()  # as good as its holder gone
+    report = live_report(*run)
+    assert report.headline.text == "The run was killed in stage rl." and not report.running
+    assert report.headline.command == "cadenza train demo"
+    assert (report.run.stages[1].status, report.run.stages[1].wall_s) == ("killed", None)
+    assert version_of(*run) != first  # or the page would not be made anew
 
 
 def test_the_time_of_a_run_leaves_out_the_stage_at_work(run):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cadenza.core import machine
 from cadenza.core.errors import MissingArtifact
-from cadenza.core.files import read_table
+from cadenza.core.files import LOCK, is_locked, read_table
 from cadenza.core.rundb import RunDatabase, RunRecord, StageRecord
 from cadenza.evaluation.report import Report, build_report
 from cadenza.evaluation.report_headline import Headline
@@ -54,17 +54,21 @@ def live_report(run_dir: Path, database: Path | str) -> Report:
         run = opened.run(run_id)
         info = run_info(opened, run_id, run_dir.resolve().name, run.seed if run else 0)
         stages = opened.stages(run_id)
+    status = run.status if run else ""
+    if status == "running" and not is_locked(run_dir / LOCK):
+        status, info = "killed", _without_end(info, stages)
     inputs = read_run(run_dir, info)
     report = build_report(inputs, latest=True)
-    headline = _headline(run.status if run else "", stages, inputs)
-    if run is not None and run.status == "running":
+    headline = _headline(status, stages, inputs)
+    if status == "running":
         report = dataclasses.replace(report, running=True, missing=[])
     return dataclasses.replace(report, headline=headline or report.headline)
 
 
 def version_of(run_dir: Path, database: Path | str) -> str:
-    """Changes whenever something that is shown has changed: a digest of names, sizes and times of the files."""
-    h = hashlib.blake2b(digest_size=8)
+    """Changes whenever something that is shown has changed: a digest of names, sizes and times of the files, and of
+    whether a process is at work."""
+    h = hashlib.blake2b(b"locked" if is_locked(run_dir / LOCK) else b"", digest_size=8)
     for path in sorted(_files(run_dir, database)):
         try:
             stat = path.stat()
@@ -85,6 +89,16 @@ def _files(run_dir: Path, database: Path | str) -> list[Path]:
         for name in SHOWN:
             found += (folder / name).glob("*")
     return found
+
+
+def _without_end(info: RunInfo, stages: list[StageRecord]) -> RunInfo:
+    """Of a run whose process is gone: nobody knows how long the stage at work has been dead."""
+    known = [
+        s.model_copy(update={"status": "killed", "wall_s": None}) if s.status == "running" else s
+        for s in info.stages
+    ]
+    wall_s = sum(_seconds(s) for s in stages if s.status != "running")
+    return info.model_copy(update={"stages": tuple(known), "wall_s": wall_s})
 
 
 def _waiting(run: RunRecord | None, begun: list[StageRecord]) -> list[StageInfo]:
@@ -115,7 +129,11 @@ def _stage(s: StageRecord) -> StageInfo:
 def _headline(status: str, stages: list[StageRecord], inputs: RunInputs) -> Headline | None:
     """Where the run stands; None once it has ended well, when its result is the headline."""
     now = next((s for s in stages if s.status == "running"), None)
-    if status in ("failed", "interrupted"):
+    if status == "killed":
+        told = f" in stage {now.name}" if now else ""
+        why = "Its process ended without a word. The same command goes on from there."
+        return Headline(f"The run was killed{told}.", why, "bad", inputs.run.command)
+    if status in _ENDED:
         last = next((s for s in reversed(stages) if s.reason), None)
         why = last.reason if last and last.reason else ""
         return Headline(f"The run {_ENDED[status]}.", why, "bad", inputs.run.command)
