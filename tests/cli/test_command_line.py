@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -163,6 +164,22 @@ def test_a_report_is_printed_between_a_script_and_its_json(cadenza, tmp_path):
     assert [stage["name"] for stage in json.loads(done.stdout)["stages"]] == ["numbers", "report"]
     told = cadenza("train", "./told.toml", "--restart-from", "report")
     assert "Stages" in told.stdout and "report.html" in told.stdout
+
+
+def test_the_command_that_a_report_shows_is_another_than_was_given(cadenza, tmp_path):
+    (tmp_path / "my told.toml").write_text(
+        '[[stage]]\nname = "numbers"\nkind = "example_stages:Numbers"\n'
+        '[[stage]]\nname = "report"\nkind = "cadenza.pipelines.report_stage:Report"\n'
+    )
+    sets = ("--set", "numbers.count=4", "--set", "description=two words")
+    assert cadenza("train", "./my told.toml", *sets, "--run-dir", "a", "--fresh").returncode == 0
+    shown = json.loads((tmp_path / "a" / "report.json").read_text())["run"]["command"]
+    assert (
+        shown
+        == "cadenza train './my told.toml' --set numbers.count=4 --set 'description=two words' --run-dir a"
+    )
+    again = cadenza(*shlex.split(shown)[1:])
+    assert again.returncode == 0 and "finished earlier" in again.stdout, again.stderr
 
 
 @pytest.mark.needs_train

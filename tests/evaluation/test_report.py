@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -10,11 +11,14 @@ from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
+from rollouts_made import rollout as made_rollout
+from rollouts_made import segment, task
 from runs_made import evaluation, run_info, write_run
 
 from cadenza.core.errors import MissingArtifact
 from cadenza.evaluation.comparison import compare
-from cadenza.evaluation.report import build_report, headline, write_report
+from cadenza.evaluation.report import Report, build_report, write_report
+from cadenza.evaluation.report_headline import headline
 from cadenza.evaluation.report_inputs import (
     MetricWriter,
     RunInfo,
@@ -23,6 +27,7 @@ from cadenza.evaluation.report_inputs import (
     Turn,
     append_lines,
     read_run,
+    trajectory_of,
 )
 from cadenza.evaluation.report_terminal import print_report
 
@@ -214,11 +219,70 @@ def test_the_page_fits_a_narrow_window(full, tmp_path, chromium):
 
 
 def test_a_run_whose_rl_made_no_step_is_told_as_rl_without_a_gain(tmp_path):
-    stages = (StageInfo(name="rl", status="done", detail={"steps": 0}),)
-    told = write_report(tmp_path, run=RunInfo(name="r", stages=stages)).headline
-    assert told.text.startswith("RL made no step") and "--restart-from rl" in told.detail
-    idle = (StageInfo(name="rl", status="done", detail={"steps": 1, "samples_trained": 0}),)
-    told = write_report(tmp_path, run=RunInfo(name="r", stages=idle)).headline
-    assert told.text.startswith("RL changed nothing")
-    trained = (StageInfo(name="rl", status="done", detail={"steps": 2, "samples_trained": 9}),)
-    assert "no step" not in write_report(tmp_path, run=RunInfo(name="r", stages=trained)).headline.text
+    def told(**detail: int) -> Report:
+        stages = (StageInfo(name="rl", status="done", detail=dict(detail)),)
+        config = {
+            "stage": [{"name": "sft", "epochs": 4.0, "budget_s": 1e9}, {"name": "rl", "max_seconds": 14.0}]
+        }
+        command = "cadenza train quick --set rl.max_seconds=7 --set 'description=a b'"
+        run = RunInfo(name="r", stages=stages, config=config, command=command)
+        return write_report(tmp_path, run=run)
+
+    with MetricWriter(tmp_path, "rl") as out:
+        out.write(0, 0, lr=0.1)
+    report = told(steps=0)
+    assert report.headline.text.startswith("RL made no step")
+    mend = "cadenza train quick --set 'description=a b' --set rl.max_seconds=28 --restart-from rl"
+    assert report.headline.command == mend
+    assert mend in page_text((tmp_path / "report.html").read_text())
+    assert not any("curve" in text for text in report.missing)  # the headline has said it
+    report = told(steps=1, samples_trained=0)
+    assert report.headline.text.startswith("RL changed nothing")
+    assert report.headline.command.endswith("--set sft.epochs=8 --restart-from sft")
+    assert any("curve" in text for text in report.missing)
+    assert "no step" not in told(steps=2, samples_trained=9).headline.text
+
+
+def test_a_note_has_backticks_for_code(tmp_path):
+    notes = ("It ships; `cadenza train <x>` trains one.", "one ` alone & <b>")
+    write_report(tmp_path, run=RunInfo(name="r", notes=notes))
+    shown = (tmp_path / "report.html").read_text()
+    assert "It ships; <code>cadenza train &lt;x&gt;</code> trains one." in shown
+    assert "one ` alone &amp; &lt;b&gt;" in shown
+
+
+def test_a_new_context_begins_unseen_or_a_broken_summary_is_left_out(tmp_path):
+    trace = [
+        {"call": "run_tests", "output": "1 failed"},
+        {"carried": "fix total"},
+        {"call": "ls"},
+        {"carried": ""},
+    ]
+    rollout = dataclasses.replace(made_rollout(task("t"), 0, 0.0), segments=[segment(1)] * 3, trace=trace)
+    read = trajectory_of(task("t"), "p", "rl", 0, rollout)
+    assert [turn.kind for turn in read.turns] == ["call", "output", "summary", "call", "summary"]
+    forgets = read.model_copy(update={"task_id": "u", "turns": read.turns[:2]})
+    append_lines(tmp_path / "trajectories.jsonl", [read, forgets])
+    write_report(tmp_path)
+    text = page_text((tmp_path / "report.html").read_text())
+    assert "carries over fix total Context 2 begins with the task, this summary" in text
+    assert "carries over nothing: its summary was cut or broken Context 3 begins" in text
+    assert "3 contexts, at each of which the oldest steps are forgotten" in text
+
+
+def test_perplexity_by_position_is_a_row_of_numbers_among_the_facts(tmp_path):
+    quarters = {
+        f"perplexity_{w}_quarter{n}": 10.0 * n + a
+        for w, a in (("before", 0), ("after", 0.4))
+        for n in (1, 2, 3, 4)
+    }
+    detail = {"row_length": 2048, "shipped": True, **quarters}
+    stages = (StageInfo(name="long", status="done", detail=detail), StageInfo(name="sft", status="done"))
+    for name in ("sft", "rl", "long"):
+        with MetricWriter(tmp_path, name) as out:
+            out.write(1, 1, entropy=1.0, train_loss=1.0, heldout_perplexity=3.0)
+    report = write_report(tmp_path, run=RunInfo(name="r", stages=stages))
+    text = page_text((tmp_path / "report.html").read_text())
+    assert "to 512 to 1024 to 1536 to 2048 before 10.0 20.0 30.0 40.0 after 10.4 20.4 30.4 40.4" in text
+    assert "quarter1" not in text and "shipped yes" in text
+    assert [s.stage for s in report.sections] == ["long", "sft", "rl"]  # the order of the run

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cadenza.core.errors import ConfigError, MissingArtifact
 from cadenza.core.rundb import RunDatabase
+from cadenza.evaluation.report_html import render_html
 from cadenza.evaluation.report_inputs import DecisionRecord, MetricWriter, Span, append_lines
 from cadenza.observe import live, live_report, serve
 from cadenza.observe.live import version_of
 
 
 @pytest.fixture
-def run(tmp_path) -> tuple[Path, Path]:
+def run(tmp_path) -> Iterator[tuple[Path, Path]]:
     """(folder, database) of a run whose stage rl is at work."""
     folder, path = tmp_path / "runs" / "demo", tmp_path / "runs" / "cadenza.db"
     (folder / "rl.partial").mkdir(parents=True)
@@ -35,7 +38,9 @@ def run(tmp_path) -> tuple[Path, Path]:
             metrics.write(10.0 * step, step, pass_rate=0.2 * step, entropy=0.1)
     spans = [Span(lane="engine", start=5.0 * i, end=5.0 * i + 4) for i in range(40)]
     append_lines(folder / "rl.partial" / "timeline.jsonl", spans)
-    return folder, path
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder, path
 
 
 def _gate() -> dict:
@@ -109,6 +114,47 @@ def page(run, monkeypatch):
 def get(address: str) -> tuple[int, str]:
     with urllib.request.urlopen(address, timeout=30) as answer:
         return answer.status, answer.read().decode()
+
+
+def test_what_is_still_to_come_is_told_as_not_run(run):
+    with RunDatabase.open(run[1]) as database:
+        recipe = {"name": "demo", "stage": [{"name": name} for name in ("sft", "rl", "gate", "report")]}
+        database.begin_run("r", "demo", run[0], recipe, 7, {})
+    report = live_report(*run)
+    waiting = [s.name for s in report.run.stages if s.status == "waiting"]
+    assert report.running and report.missing == [] and waiting == ["gate", "report"]
+    text = render_html(report, live="v")
+    for words in ("What is still to come", "gate, report.", "No evaluation has ended yet.", "so far"):
+        assert words in text, words
+    for words in ("not run</a>", "No training metrics", "report.json", "minutes by now", "What was not run<"):
+        assert words not in text, words
+    with RunDatabase.open(run[1]) as database:
+        database.stop_stage("r", "rl", "failed", "the engine ended")
+        database.set_run_status("r", "failed")
+    ended = live_report(*run)
+    assert not ended.running and "No evaluation on held-out tasks" in ended.missing
+
+
+def test_a_run_that_was_killed_is_told_as_one_at_work_for_days(run):
+    with RunDatabase.open(run[1]) as database:
+        database.event("r", "command", {"text": "cadenza train demo"}, wait=True)
+    first = version_of(*run)
+    (run[0] / "lock").unlink()  # as good as its holder gone
+    report = live_report(*run)
+    assert report.headline.text == "The run was killed in stage rl." and not report.running
+    assert report.headline.command == "cadenza train demo"
+    assert (report.run.stages[1].status, report.run.stages[1].wall_s) == ("killed", None)
+    assert version_of(*run) != first  # or the page would not be made anew
+
+
+def test_the_time_of_a_run_leaves_out_the_stage_at_work(run):
+    with RunDatabase.open(run[1]) as database:
+        stages = {s.name: s for s in database.stages("r")}
+        ended = stages["sft"].finished
+        info = live.run_info(database, "r", "demo", 7)
+    assert ended is not None and info.wall_s is not None
+    done = ended - stages["sft"].started
+    assert info.wall_s > done and info.stages[1].wall_s == pytest.approx(info.wall_s - done, abs=5)
 
 
 def test_the_page_is_served_once_for_each_state(page, run, monkeypatch):

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -236,6 +237,28 @@ def test_two_processes_never_run_the_same_folder(run, tmp_path):
         with pytest.raises(ConfigError, match=f"is being run by process {os.getpid()}"):
             run()
     run()
+
+
+def test_whoever_looks_at_a_run_keeps_it_from_beginning(tmp_path):
+    folder, done = RunFolder(tmp_path / "r"), threading.Event()
+    with folder.lock():
+        assert folder.in_use()
+
+    def look():
+        while not done.is_set():
+            folder.in_use()
+
+    onlookers = [threading.Thread(target=look) for _ in range(2)]
+    for thread in onlookers:
+        thread.start()
+    try:
+        for _ in range(100):
+            with folder.lock():
+                pass
+    finally:
+        done.set()
+        for thread in onlookers:
+            thread.join(30)
 
 
 def test_a_folder_with_other_files_is_never_touched(run, tmp_path):

@@ -78,8 +78,11 @@ def agent(
         calls = sum(tool["calls"] for tool in counters["tools"].values())
         ended = REASONS.get(work.result.finish_reason, work.result.finish_reason)
         changed = ", ".join(sorted(work.changes)) or "nothing"
-        typer.echo(
-            f"the agent changed {changed}: {counters['turns']} turns, {calls} tool calls, {ended}", err=True
-        )
+        told = f"{_count(counters['turns'], 'turn')}, {_count(calls, 'tool call')}, {ended}"
+        typer.echo(f"the agent changed {changed}: {told}", err=True)
     if refused is not None:
         raise refused
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +65,15 @@ def _list_recipes(asked: bool) -> None:
             if plan.stages:  # else it is only extended by others
                 typer.echo(f"{name:<14}{plan.description}")
     raise typer.Exit()
+
+
+def _command(recipe: str, sets: Sequence[str], run_dir: Path | None) -> str:
+    """What goes on with the run, given in the same folder; how this attempt began (``--fresh``, ``--restart-from``,
+    ``--resume``) is left out, because given again it would throw away what was made."""
+    words = ["cadenza", "train", recipe]
+    for text in sets:
+        words += ["--set", text]
+    return shlex.join(words + (["--run-dir", str(run_dir)] if run_dir else []))
 
 
 def train(
@@ -136,8 +147,9 @@ def train(
     folder = run_dir or Path("runs") / plan.name
     keep_traces_in(folder)
     outcome = run_plan(
-        plan, folder, make_progress(quiet=as_json), resume=resume, fresh=fresh, restart_from=restart_from
-    )
+        plan, folder, make_progress(quiet=as_json), resume=resume, fresh=fresh, restart_from=restart_from,
+        command=_command(recipe, sets or [], run_dir),
+    )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(outcome.to_plain()))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 
 from cadenza.core.errors import ConfigError, CorruptArtifact, MissingArtifact, ResourceExhausted
 
+LOCK = "lock"  # of the process that runs a folder
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _UNUSABLE = {
     errno.EISDIR,
@@ -174,3 +176,15 @@ def require_folder(path: Path, what: str, mend: str) -> Path:
     if not path.is_dir():
         raise MissingArtifact(f"no {what} at {path}", mend)
     return path
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock file at ``path`` now; False where there is none."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such folder, or no run was begun in it
+        return False
+    return False

@@ -28,6 +28,9 @@ POLICY_LABELS = {
     "sft_continued": "SFT continued",
     "rl_sync": "RL, synchronous",
     "rl": "RL",
+    "candidate": "Candidate",
+    "serving": "Served",
+    "damaged": "Damaged",
 }
 BEST_OF = 8
 PAIRS = (("base", "sft"), ("sft", "rl"), ("sft_continued", "rl"), ("rl_sync", "rl"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,17 @@ from typing import Any
 import numpy as np
 
 from cadenza.core.errors import ConfigError
-from cadenza.evaluation.charts import Strip, signed, strip
+from cadenza.evaluation.charts import Strip, strip
 from cadenza.evaluation.comparison import Change, Comparison, Row, compare, label, ordered
-from cadenza.evaluation.report_charts import STAGE_TITLES, Chart, plain_chart, stage_charts
+from cadenza.evaluation.report_charts import (
+    STAGE_TITLES,
+    Chart,
+    PositionTable,
+    plain_chart,
+    position_table,
+    stage_charts,
+)
+from cadenza.evaluation.report_headline import Headline, headline, untrained
 from cadenza.evaluation.report_inputs import (
     DecisionRecord,
     RunInfo,
@@ -27,8 +35,9 @@ from cadenza.evaluation.report_inputs import (
     now_iso,
     read_run,
 )
+from cadenza.evaluation.report_round import Round, rounds
 from cadenza.evaluation.result import EvalResult, write_text
-from cadenza.evaluation.statistics import Estimate, pass_at_k
+from cadenza.evaluation.statistics import pass_at_k
 
 FORMAT_VERSION = 1
 TIMELINE_WINDOW_S = 40.0
@@ -38,27 +47,19 @@ MAX_EXAMPLES = 3
 
 
 @dataclass(frozen=True)
-class Headline:
-    """The result in a sentence. ``tone``: good | bad | open, after the interval and not after the hope."""
-
-    text: str
-    detail: str
-    tone: str
-
-
-@dataclass(frozen=True)
 class StageSection:
-    """Charts of one stage; ``more``: metrics without a described chart."""
+    """Charts of one stage; ``more``: metrics without a described chart; ``positions``: perplexity by position."""
 
     stage: str
     title: str
     charts: list[Chart]
     more: list[Chart]
+    positions: PositionTable | None = None
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Lanes of a window of the run, seconds since its start."""
+    """Lanes of a window of RL, seconds since it began."""
 
     start: float
     end: float
@@ -86,7 +87,7 @@ class Example:
 
 @dataclass
 class Report:
-    """Everything the page shows, computed once for all three forms."""
+    """Everything the page shows, computed once for all three forms. ``running``: what is missing may still come."""
 
     run: RunInfo
     headline: Headline
@@ -99,6 +100,8 @@ class Report:
     problems: list[str]
     generated_at: str = ""
     decisions: list[DecisionRecord] = dataclasses.field(default_factory=list)
+    rounds: list[Round] = dataclasses.field(default_factory=list)
+    running: bool = False
 
 
 def build_report(inputs: RunInputs, latest: bool = False) -> Report:
@@ -112,16 +115,20 @@ def build_report(inputs: RunInputs, latest: bool = False) -> Report:
         comparisons = compare(inputs.evaluations, pairs=())
     missing = _missing(inputs, comparisons)
     sections = []
-    for stage in [*EXPECTED_STAGES, *sorted(set(inputs.metrics) - set(EXPECTED_STAGES))]:
+    details = {stage.name: stage.detail for stage in inputs.run.stages}
+    # In the order of the run, then what it does not name.
+    for stage in dict.fromkeys([*details, *EXPECTED_STAGES, *sorted(inputs.metrics)]):
         metrics = inputs.metrics.get(stage)
         charts, absent, rest = stage_charts(stage, metrics)
-        missing += absent if metrics else []
+        if metrics and not _stepless(stage, details):
+            missing += absent
         more = [c for name in rest if metrics and (c := plain_chart(metrics, name))]
-        if charts or more:
-            sections.append(StageSection(stage, STAGE_TITLES.get(stage, stage), charts, more))
+        positions = position_table(details.get(stage, {}))
+        if charts or more or positions:
+            sections.append(StageSection(stage, STAGE_TITLES.get(stage, stage), charts, more, positions))
     return Report(
         run=inputs.run,
-        headline=_untrained(inputs.run) or headline(comparisons),
+        headline=untrained(inputs.run) or headline(comparisons),
         comparisons=comparisons,
         slices=_slices(inputs.evaluations),
         sections=sections,
@@ -131,6 +138,7 @@ def build_report(inputs: RunInputs, latest: bool = False) -> Report:
         problems=problems,
         generated_at=now_iso(),
         decisions=inputs.decisions,
+        rounds=rounds(inputs.feedback, inputs.decisions, inputs.run.stages),
     )
 
 
@@ -168,65 +176,18 @@ def to_json(report: Report) -> dict[str, Any]:
         "busy_in_window": {s.lane: s.busy for s in report.timeline.lanes} if report.timeline else {},
         "charts": {s.stage: [c.title for c in s.charts] for s in report.sections},
         "decisions": [d.model_dump(mode="json") for d in report.decisions],
+        "rounds": [_plain(r) for r in report.rounds],
         "not_run": report.missing,
         "problems": report.problems,
         "run": report.run.model_dump(mode="json"),
     }
 
 
-def _untrained(run: RunInfo) -> Headline | None:
-    """Where RL changed no weight its policy is the SFT one, and comparing them says nothing of RL."""
-    detail = next((stage.detail for stage in run.stages if stage.name == "rl"), {})
-    if detail.get("steps") == 0:
-        return Headline(
-            "RL made no step: its time was over before the first.",
-            "What is called RL below has the weights of SFT. Give it more with --restart-from rl --set "
-            "rl.max_seconds=120, and SFT with --set sft.budget_s=200 if it was cut short too, or use a faster machine.",
-            "open",
-        )
-    if detail.get("samples_trained") == 0:
-        return Headline(
-            "RL changed nothing: no task was solved by some of its runs and missed by others.",
-            "What is called RL below has the weights of SFT. If SFT solves nothing, train it for longer first: "
-            "--restart-from sft --set sft.budget_s=200.", "open",
-        )  # fmt: skip
-    return None
-
-
-def headline(comparisons: Sequence[Comparison]) -> Headline:
-    """Says what the held-out comparison of RL with SFT shows, or what there is instead of it."""
-    heldout = next((c for c in comparisons if c.view.key == "heldout"), None)
-    if heldout is None:
-        return Headline("Nothing was evaluated on held-out tasks.", "See what was not run, below.", "open")
-    rows = {row.policy: row for row in heldout.rows}
-    change = next((c for c in heldout.changes if (c.old, c.new) == ("sft", "rl")), None)
-    if change is None or change.sampled is None:
-        told = [f"{label(p)} {_percent(rate)}" for p, r in rows.items() if (rate := r.sampled or r.greedy)]
-        return Headline(
-            "Held-out tasks solved: " + ", ".join(told) + ".",
-            "RL and SFT were not both evaluated, so no gain can be stated.", "open",
-        )  # fmt: skip
-    value, low, high = change.sampled.points()
-    detail = (
-        f"Paired over {change.sampled.n_tasks} held-out tasks, {_seeds(change.seeds)}: "
-        f"{signed(value)} points of pass@1, 95% interval {signed(low)} to {signed(high)}."
-    )
-    old, new = _percent(rows["sft"].sampled), _percent(rows["rl"].sampled)
-    if low > 0:
-        return Headline(f"RL lifted the agent from {old} to {new} of held-out tasks.", detail, "good")
-    if high < 0:
-        return Headline(f"RL made the agent worse: {old} to {new} of held-out tasks.", detail, "bad")
-    return Headline(
-        f"RL shows no certain gain: {old} before, {new} after.",
-        detail + " The interval includes zero.",
-        "open",
-    )
-
-
 def _missing(inputs: RunInputs, comparisons: Sequence[Comparison]) -> list[str]:
     told = []
+    details = {stage.name: stage.detail for stage in inputs.run.stages}
     for stage in EXPECTED_STAGES:
-        if stage not in inputs.metrics:
+        if stage not in inputs.metrics and not _stepless(stage, details):
             told.append(f"{STAGE_TITLES[stage]}: no metrics were recorded")
     seen = {c.view.key: c for c in comparisons}
     for key, sentence in (
@@ -254,8 +215,13 @@ def _missing(inputs: RunInputs, comparisons: Sequence[Comparison]) -> list[str]:
     return told
 
 
+def _stepless(stage: str, details: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a stage made no step: the headline says so once, and every curve of it would say it again."""
+    return details.get(stage, {}).get("steps") == 0
+
+
 def _timeline(spans: Sequence[Span], latest: bool) -> Timeline | None:
-    """A window from the middle of the run, whose start and end are not how it usually goes, or the latest one."""
+    """A window from the middle of RL, whose start and end are not how it usually goes, or the latest one."""
     if not spans:
         return None
     first, last = min(s.start for s in spans), max(s.end for s in spans)
@@ -325,17 +291,9 @@ def _examples(trajectories: Sequence[Trajectory]) -> list[Example]:
     return shown
 
 
-def _plain(value: Row | Change | Slices) -> dict[str, Any]:
+def _plain(value: Row | Change | Slices | Round) -> dict[str, Any]:
     return dataclasses.asdict(value)
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _percent(rate: Estimate | None) -> str:
-    return f"{100 * rate.value:.1f}%" if rate else "not measured"
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds"

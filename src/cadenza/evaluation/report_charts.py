@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cadenza.evaluation.charts import Line, line_chart, number
 from cadenza.evaluation.report_inputs import Metrics
@@ -48,6 +50,14 @@ class Chart:
     caption: str
     svg: str
     legend: tuple[Legend, ...]
+
+
+@dataclass(frozen=True)
+class PositionTable:
+    """Perplexity by position in a row. ``columns``: positions; ``rows``: (when, one value a column)."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[float, ...]], ...]
 
 
 _RL_CHARTS = (
@@ -125,6 +135,29 @@ CHARTS: dict[str, tuple[ChartSpec, ...]] = {
     ),
     "rl": _RL_CHARTS,
 }  # fmt: skip
+
+
+def position_table(detail: Mapping[str, Any]) -> PositionTable | None:
+    """From the figures ``perplexity_WHEN_quarterN`` of a pretraining stage; None where they are not all there."""
+    rows = []
+    for when, shown in (("unstretched", "as it came"), ("before", "before"), ("after", "after")):
+        values = tuple(
+            v for n in (1, 2, 3, 4) if (v := detail.get(f"perplexity_{when}_quarter{n}")) is not None
+        )
+        if len(values) == 4:
+            rows.append((shown, values))
+    if not rows:
+        return None
+    length = detail.get("row_length")
+    columns = [f"quarter {n}" for n in (1, 2, 3, 4)]
+    if isinstance(length, int):
+        columns = [f"to {n * length // 4}" for n in (1, 2, 3, 4)]
+    return PositionTable(tuple(columns), tuple(rows))
+
+
+def is_by_position(name: str) -> bool:
+    """Whether a figure of a stage is told by its ``PositionTable``."""
+    return name.startswith("perplexity_") and "_quarter" in name
 
 
 def stage_charts(stage: str, metrics: Metrics | None) -> tuple[list[Chart], list[str], list[str]]:

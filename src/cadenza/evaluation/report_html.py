@@ -7,11 +7,14 @@ from importlib import resources
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from cadenza.evaluation.charts import number, signed, strip_svg
 from cadenza.evaluation.comparison import Change, Comparison, Row, label
 from cadenza.evaluation.report import Report
+from cadenza.evaluation.report_charts import is_by_position
+from cadenza.evaluation.report_decisions import card
+from cadenza.evaluation.report_round import COLUMNS
 from cadenza.evaluation.statistics import Estimate, NonInferiority
 
 _Shown = tuple[str, Estimate | None, NonInferiority | None]
@@ -26,9 +29,11 @@ def render_html(report: Report, live: str = "") -> str:
     env.filters.update(
         pct=_pct,
         number=number,
-        short=lambda x: number(x) if isinstance(x, float) else x,
         duration=duration,
         policy=label,
+        card=card,
+        coded=coded,
+        fact=_fact,
         signed=signed,
         share=lambda x: f"{100 * x:.2f}%",
     )
@@ -39,6 +44,8 @@ def render_html(report: Report, live: str = "") -> str:
         changes=changes,
         flat=flat,
         tint=tint,
+        facts=facts,
+        columns=COLUMNS,
         clock=lambda s: f"{int(s) // 60}:{int(s) % 60:02d}",
     )
     return env.get_template("report.html").render(report=report, run=report.run, live=live)
@@ -114,6 +121,26 @@ def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             found.append((f"{prefix}{key}", str(value)))
     return found
+
+
+def coded(text: str) -> Markup:
+    """A sentence whose words between backticks are code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one that opens nothing
+        return escape(text)
+    made = [Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts)]
+    return Markup("").join(made)
+
+
+def facts(detail: dict[str, Any]) -> list[tuple[str, str]]:
+    """A stage's figures as texts, but for those that have a table of their own."""
+    return [(name, _fact(value)) for name, value in detail.items() if not is_by_position(name)]
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def tint(share: float | None) -> str:

@@ -6,6 +6,7 @@
     evaluations/*.json      EvalResult
     trajectories.jsonl      Trajectory: readable rollouts
     decisions.jsonl         DecisionRecord: what the gate and the canary decided
+    feedback.jsonl          what users did with answers: events in the format feedback/1
 
 Each may lie in the run's folder or in the folder of any of its stages (a stage writes only into its own); several
 of one kind are joined. Every part may be missing: the report then says so. A damaged part is named, never
@@ -30,6 +31,7 @@ from cadenza.core.types import Rollout, Task
 from cadenza.evaluation.result import EvalResult, write_text
 
 MAX_TURN_CHARS = 1200  # of one turn shown in the report
+DAMAGED = "damaged"  # the policy of a real-time round's drills
 
 
 class StageInfo(StrictConfig):
@@ -38,11 +40,12 @@ class StageInfo(StrictConfig):
     name: str
     status: str
     wall_s: float | None = None
-    detail: dict[str, str | int | float] = {}
+    detail: dict[str, bool | str | int | float] = {}
 
 
 class RunInfo(StrictConfig):
-    """``notes``: sentences the reader must see, e.g. that the base model ships with the package."""
+    """``command``: goes on with the run when given again; "" when none began it. ``notes``: sentences the reader must
+    see, e.g. that the base model ships with the package."""
 
     format_version: int = 1
     name: str
@@ -72,15 +75,16 @@ class Span(StrictConfig):
 
 
 class Turn(StrictConfig):
-    """``kind``: think | call | output | final | summary (carried into the next context) | broken (a call that could not
-    be read)."""
+    """``kind``: think | call | output | final | summary (carried into the next context; empty where it was cut or
+    broken) | broken (a call that could not be read)."""
 
     kind: str
     text: str
 
 
 class Trajectory(StrictConfig):
-    """One rollout made readable. ``prompt``: what the user asked. ``patch``: unified diff."""
+    """One rollout made readable. ``prompt``: what the user asked. ``patch``: unified diff. ``contexts``: that it
+    took; the next begins after each turn of the kind summary, or somewhere unknown where there is none."""
 
     task_id: str
     policy: str
@@ -91,17 +95,19 @@ class Trajectory(StrictConfig):
     family: str = ""
     ambiguity: int = 0
     tokens: int = 0
+    contexts: int = 1
     patch: str = ""
 
 
 class DecisionRecord(StrictConfig):
     """What a guard decided about a policy. ``guard``: gate | canary. ``against``: what it was compared with.
-    ``reasons``: (whether it speaks for the policy, a sentence)."""
+    ``reasons``: (whether it speaks for the policy, a sentence). ``stage``: of the run; the reader fills it in."""
 
+    stage: str = ""
     guard: str
     policy: str
     against: str = ""
-    outcome: str  # promoted | refused | passed | rolled_back | watching
+    outcome: str  # promoted | refused | passed | rolled_back | watching (too few answers to decide)
     reasons: tuple[tuple[bool, str], ...] = ()
 
     @classmethod
@@ -113,10 +119,14 @@ class DecisionRecord(StrictConfig):
                 outcome="promoted" if data["promote"] else "refused",
                 reasons=tuple((check["passed"], check["detail"]) for check in data["checks"]),
             )  # fmt: skip
-        told = ((data["state"] == "passed", data["reason"]),) if data["reason"] else ()
+        told = data["reason"]
+        if data["state"] == "watching":
+            new, old = (data["answers"][arm] for arm in ("canary", "serving"))
+            told = f"too few answers to decide: {new} of it and {old} of the policy that is served"
         return cls(
-            guard="canary", policy=data["policy"], against="serving", outcome=data["state"], reasons=told
-        )
+            guard="canary", policy=data["policy"], against="serving", outcome=data["state"],
+            reasons=((data["state"] == "passed", told),) if told else (),
+        )  # fmt: skip
 
 
 @dataclass
@@ -164,6 +174,7 @@ class RunInputs:
     evaluations: list[EvalResult] = field(default_factory=list)
     trajectories: list[Trajectory] = field(default_factory=list)
     decisions: list[DecisionRecord] = field(default_factory=list)
+    feedback: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by stage
     problems: list[str] = field(default_factory=list)
 
 
@@ -225,7 +236,7 @@ def trajectory_of(task: Task, prompt: str, policy: str, sample: int, rollout: Ro
             ("summary", "carried"),
             ("output", "output"),
         ):
-            if entry.get(key):
+            if entry.get(key) or (kind == "summary" and key in entry):
                 turns.append(Turn(kind=kind, text=_cut(_text(entry[key]))))
     score = rollout.verdict.score
     return Trajectory(
@@ -238,6 +249,7 @@ def trajectory_of(task: Task, prompt: str, policy: str, sample: int, rollout: Ro
         family="+".join(task.metadata.get("families") or [str(task.metadata.get("family", ""))]),
         ambiguity=task.ambiguity,
         tokens=rollout.sampled_tokens,
+        contexts=len(rollout.segments),
         patch=_cut(rollout.patch),
     )
 
@@ -255,7 +267,11 @@ def read_run(run_dir: Path, run: RunInfo | None = None) -> RunInputs:
             found.metrics[path.stem] = read_metrics(path, problems)
         found.timeline += _models(folder / "timeline.jsonl", Span, problems)
         found.trajectories += _models(folder / "trajectories.jsonl", Trajectory, problems)
-        found.decisions += _models(folder / "decisions.jsonl", DecisionRecord, problems)
+        decisions = _models(folder / "decisions.jsonl", DecisionRecord, problems)
+        stage = "" if folder == run_dir else folder.name.removesuffix(".partial")
+        found.decisions += [d.model_copy(update={"stage": d.stage or stage}) for d in decisions]
+        if events := _events(folder / "feedback.jsonl", problems):
+            found.feedback[stage] = events
         for path in sorted((folder / "evaluations").glob("*.json")):
             try:
                 found.evaluations.append(EvalResult.load(path))
@@ -322,6 +338,22 @@ def _models(path: Path, model: Any, problems: list[str]) -> list[Any]:
             found.append(model.model_validate(body))
         except ValidationError:
             refused += 1
+    if refused:
+        problems.append(f"{path.name}: {refused} entries do not fit the schema and were left out")
+    return found
+
+
+def _events(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """Events of users that say who answered and which answer they are about; others are told to `problems`."""
+    found, refused = [], 0
+    for body in _lines(path, problems):
+        try:
+            arm, version = body["policy"]["arm"], body["policy"]["version"]
+            known = f"/{arm}-{version}/" in body["trajectory_id"] and isinstance(body["kind"], str)
+        except (TypeError, KeyError):
+            known = False
+        found += [body] if known else []
+        refused += not known
     if refused:
         problems.append(f"{path.name}: {refused} entries do not fit the schema and were left out")
     return found

@@ -25,7 +25,10 @@ def print_report(report: Report, console: Console | None = None, page: Path | No
     console = console or Console()
     tone = _TONES[report.headline.tone]
     title = Text(report.headline.text, style=f"bold {tone}")
-    console.print(Panel(Group(title, Text(report.headline.detail)), border_style=tone, box=box.ROUNDED))
+    told = [title, Text(report.headline.detail)]
+    if report.headline.command:
+        told.append(Text(report.headline.command, style="bold"))
+    console.print(Panel(Group(*told), border_style=tone, box=box.ROUNDED))
     for view in report.comparisons:
         console.print(_rates(view))
         if changes(view)["rows"]:

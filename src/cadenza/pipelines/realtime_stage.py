@@ -23,7 +23,7 @@ from cadenza.core.extras import TRAIN
 from cadenza.core.types import Policy, Task
 from cadenza.evaluation.evaluate import harness_digest
 from cadenza.evaluation.gate import Decision, GateConfig, decide
-from cadenza.evaluation.report_inputs import DecisionRecord, append_lines
+from cadenza.evaluation.report_inputs import DAMAGED, DecisionRecord, append_lines
 from cadenza.harness import Agent, demo_tools, save_limits
 from cadenza.orchestration.engine_metrics import metrics_of
 from cadenza.orchestration.placement import Remote
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from cadenza.model.transformer import PolicyModel
 
 CALL_S = 300.0
-DAMAGED = "damaged"
 
 
 class RealtimeConfig(StrictConfig):

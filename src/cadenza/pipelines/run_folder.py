@@ -12,13 +12,15 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from cadenza.core.artifacts import discard
 from cadenza.core.errors import ConfigError, CorruptArtifact
-from cadenza.core.files import disk_errors, read_table, write_json
+from cadenza.core.files import LOCK, disk_errors, is_locked, read_table, write_json
 
 FORMAT = 1
 IDENTITY = "run.json"
+LOOKS = 1000  # that may come one upon another before the lock counts as taken
 _MEND = "restore it, or use another --run-dir"
 
 
@@ -76,13 +78,17 @@ class RunFolder:
 
     def in_use(self) -> bool:
         """Whether a process runs this folder now."""
-        try:
-            with (self.path / "lock").open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # no such folder, or no run was begun in it
-            return False
+        return is_locked(self.path / LOCK)
+
+    def _take(self, file: IO[str]) -> bool:
+        """Takes the lock. Whoever only looks (``is_locked``) holds it for an instant, shared, and stops nobody."""
+        for _ in range(LOOKS):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if self.in_use():
+                    return False
         return False
 
     def clear(self, stages: list[str], copies: Iterable[str] = ()) -> None:
@@ -103,24 +109,22 @@ class RunFolder:
         with disk_errors(self.path):
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                if not self.exists and any(p.name != "lock" for p in self.path.iterdir()):
+                if not self.exists and any(p.name != LOCK for p in self.path.iterdir()):
                     raise ConfigError(
                         f"{self.path} holds files that are not a run's", "choose another --run-dir"
                     )
-                file = (self.path / "lock").open("a+")
+                file = (self.path / LOCK).open("a+")
             except (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
                 raise ConfigError(
                     f"cannot use {self.path} as a run folder: {error.strerror}", "choose another --run-dir"
                 ) from None
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not self._take(file):
                 file.seek(0)
                 raise ConfigError(
                     f"{self.path} is being run by process {file.read().strip() or '?'}",
                     "wait for it, stop it, or use another --run-dir",
-                ) from None
+                )
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()

@@ -90,6 +90,7 @@ def run_plan(
     resume: bool = False,
     fresh: bool = False,
     restart_from: str | None = None,
+    command: str = "",
 ) -> RunOutcome:
     """Runs every stage that is not finished.
 
@@ -98,6 +99,7 @@ def run_plan(
         resume: the run must exist already.
         fresh: throw the run's artifacts away first and begin a new run in the same folder.
         restart_from: throw away this stage and those that read it, and make them again.
+        command: what a person has to give to go on with this run, for its page; "" when no command began it.
 
     Raises:
         ConfigError: a finished or begun stage has another configuration, another process runs this folder, or a
@@ -133,7 +135,7 @@ def run_plan(
         run_id = folder.identity()
         telemetry = owned.enter_context(Telemetry(folder.metrics))
         owned.enter_context(_log_file(folder.log))
-        run = _Run(plan, folder, run_id, database, telemetry, progress or Progress())
+        run = _Run(plan, folder, run_id, database, telemetry, progress or Progress(), command)
         if restart_from is not None:
             run.forget(plan.dependents(restart_from))
         try:
@@ -157,8 +159,9 @@ class _Run:
         database: RunDatabase,
         telemetry: Telemetry,
         progress: Progress,
+        command: str,
     ) -> None:
-        self.plan, self.folder, self.run_id = plan, folder, run_id
+        self.plan, self.folder, self.run_id, self.command = plan, folder, run_id, command
         self.database, self.telemetry, self.progress = database, telemetry, progress
         self.logger = logging.getLogger("cadenza")
         self.verified: set[Path] = set()
@@ -185,6 +188,7 @@ class _Run:
         self.database.begin_run(
             self.run_id, self.plan.name, self.folder.path, resolved, self.plan.seed, where
         )
+        self.database.event(self.run_id, "command", {"text": self.command}, wait=True)
         self.telemetry.log("run", name=self.plan.name, seed=self.plan.seed, machine=where)
         outcome = RunOutcome(self.run_id, self.folder.path)
         try:
