@@ -91,7 +91,7 @@ _RL_CHARTS = (
         "Watched behaviours",
         (
             ("broken_calls_per_rollout", "broken calls"), ("needless_reruns_per_rollout", "needless reruns"),
-            ("open_todos_per_rollout", "items left open"),
+            ("open_todos_per_rollout", "items left open"), ("broken_summaries_per_rollout", "broken summaries"),
         ),
         "A rollout's mean, whether a reward prices them or not. One that climbs is a policy that games its reward.",
         zero=True, smooth=True, needed=False,

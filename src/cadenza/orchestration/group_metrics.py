@@ -10,13 +10,16 @@ import numpy as np
 from cadenza.core.types import Rollout
 from cadenza.rewards import summary_of
 
-WATCHED = (("broken_calls", "broken"), ("open_todos", "open_todos"), ("needless_reruns", "needless_reruns"))
+WATCHED = (
+    ("broken_calls", "broken"), ("open_todos", "open_todos"), ("needless_reruns", "needless_reruns"),
+    ("broken_summaries", "broken_summaries"),
+)  # fmt: skip
 
 
 def group_metrics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """Counts of the rollouts of a step, and means over those with a reward: reward, what each price took of it
-    (``reward_NAME``), solved, tokens, turns, version spread, and the behaviours that a reward can price, watched
-    whether it does or not. Without any the means are left out."""
+    (``reward_NAME``), solved, tokens, turns, version spread, and behaviours, watched whether a reward prices them
+    or not. Without any the means are left out."""
     rollouts = [r for group in groups for r in group]
     scored = [r for r in rollouts if r.reward is not None]
     solved = [float(r.verdict.score == 1.0) for r in scored]

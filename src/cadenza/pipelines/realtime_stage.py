@@ -127,7 +127,10 @@ class _Round:
     async def run(self) -> Figures:
         config, context = self.config, self.context
         log = FeedbackLog(context.out / "feedback.jsonl")
-        with placement_of(config.services) as placement, context.progress.bar(context.name) as bar:
+        with (
+            placement_of(config.services) as placement,
+            context.progress.bar(f"{context.name}, answers to users") as bar,
+        ):
 
             def spawn(model: Path) -> tuple[Remote, Remote]:
                 engine = spawn_engine(placement, config.services, model)
