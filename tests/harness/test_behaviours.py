@@ -44,6 +44,19 @@ def test_a_run_goes_round_to_its_last_turn(run):
     assert free.finish_reason == "finish" and free.counters["needless_reruns"] == 9
 
 
+def test_a_list_is_left_with_what_was_taken_off_it(run):
+    first, done = Call("todo_write", "", "- fix f"), Call("todo_write", "", "x fix f")
+    ended = run(first, done, first, Call("finish"))
+    assert ended.counters["open_todos"] == 1 and ended.counters["needless_reruns"] == 0
+    assert run(first, READ, first, Call("finish")).counters["needless_reruns"] == 1
+
+
+def test_calls_that_fit_no_tool_are_broken_once_only(run):
+    wrong = Call("nonsense")
+    counters = run(wrong, READ, wrong, LIST, wrong, Call("finish")).counters
+    assert counters["broken"] == 3 and counters["needless_reruns"] == 0
+
+
 def test_a_call_that_the_environment_failed_cannot_be_made_again(renderer, replay, make_sandbox, monkeypatch):
     made = []
 

@@ -178,3 +178,18 @@ def test_a_summary_that_does_not_fit_its_ids_is_trained_on(renderer, replay, mak
     begin, end = result.segments[0].turns[-1]
     assert not result.segments[0].sampled_T[begin:end].any() and result.counters["misaligned"] == 1
     assert result.segments[0].broken() is None
+
+
+@pytest.mark.parametrize("mode", ["off", "summary", "sliding"])
+def test_runs_with_other_windows_get_more_tokens(renderer, replay, make_sandbox, mode):
+    """All that their contexts hold counts, copies and summaries too; a turn is cut where the run's tokens end."""
+    for most in range(300, 340, 3):
+        session = replay(*[Call("read_file", "a.py")] * 40)
+        if mode == "summary":
+            session = summarizing(session, Summary("s"))
+        bounded = limits(mode, 150).model_copy(update={"max_run_tokens": most})
+        result = start(renderer, session, make_sandbox(FILES), bounded)
+        assert result.finish_reason == "budget"
+        used = sum(len(s.ids_T) for s in result.segments)
+        query = len(renderer.render_query()[0]) + 1 if mode == "summary" else 0
+        assert most - 120 <= used <= most + query, "what would not fit is left out"

@@ -16,7 +16,8 @@ from world_made import CHAIN, Disk, Habits, Killed, MortalDatabase, Steps, World
 
 from cadenza.core.errors import CadenzaError, CorruptArtifact, DeadlineExceeded, ServiceDied
 from cadenza.core.rundb import RunDatabase
-from cadenza.orchestration.rl_run import RLRun, RunConfig, RunResult, Services
+from cadenza.core.types import Rollout, RolloutFailure, Verdict
+from cadenza.orchestration.rl_run import RLRun, RunConfig, RunResult, Services, _Group
 
 pytestmark = pytest.mark.needs_train
 NUMBERS = itertools.count()
@@ -184,6 +185,21 @@ def test_on_policy_runs_use_up_their_prompts_before_the_first_step(place):
         assert all(row["reward_length"] == pytest.approx(-0.0005) for row in trial.steps.rows.values()), (
             "what a price took of the reward is not told"
         )
+
+
+def test_groups_that_solved_alike_count_because_some_ran_out_of_turns_or_were_failed_by_the_model():
+    def spread(*found: tuple[float | None, float | None]) -> bool:
+        group = _Group("g", tasks(1)[0], 0)
+        for n, (score, reward) in enumerate(found):
+            failure = None if score is not None else RolloutFailure("patch_refused", "", True, False)
+            group.rollouts[n] = Rollout(
+                "", "g", "t", [], [], "", Verdict(score, failure), {}, reward, "", {}, 0
+            )
+        return group.spread()
+
+    assert not spread((1.0, 1.0), (1.0, 0.5)) and not spread((0.0, 0.0), (None, -0.3))
+    assert spread((1.0, 1.0), (None, -0.3)) and spread((1.0, 0.4), (0.5, 0.4))
+    assert not spread((1.0, 1.0), (0.0, None)), "what has no reward takes no part"
 
 
 def test_ready_groups_go_stale_while_younger_ones_are_trained(place):

@@ -285,6 +285,7 @@ def test_the_expert_forgets_what_it_was_doing_in_its_next_context(experts, hard_
     for rollout in rollouts:
         assert rollout.verdict.score == 1.0 or any(e.get("note") == MISTAKE for e in rollout.trace)
         assert rollout.trace[-1]["summary"]["broken_summaries"] == 0
+        assert rollout.trace[-1]["summary"]["needless_reruns"] == 0, "it would teach to repeat oneself"
         assert all(s.broken() is None for s in rollout.segments)
         carried = [e["carried"] for e in rollout.trace if "carried" in e]
         assert len(carried) == len(rollout.segments) - 1

@@ -26,6 +26,7 @@ REASONS = {
     "max_turns": "it used up its turns",
     "max_tokens": "a turn was cut at its limit",
     "context": "its context was full",
+    "budget": "it used up its tokens",
     "errors": "several calls in a row failed",
     "deadline": "its time was over",
 }

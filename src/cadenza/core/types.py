@@ -79,7 +79,7 @@ class Segment:
     logprob_S: np.ndarray
     version_S: np.ndarray
     turns: list[tuple[int, int]]
-    finish_reason: str  # finish | max_turns | max_tokens | context | errors | deadline
+    finish_reason: str  # finish | max_turns | max_tokens | context | budget | errors | deadline
     sampling: dict[str, float]
     digests: dict[str, str]  # harness, tools, renderer; weights as ``format_weights`` writes them
     parent: int | None = None

@@ -7,11 +7,12 @@ to the trainer is exactly what the engine saw.
 What ends a run (``finish_reason``):
 ``finish``      the model called finish or wrote a closing message
 ``max_turns``   too many turns
+``budget``      too many tokens in all its contexts
 ``max_tokens``  a turn was cut at its token limit; it is flagged and not executed
 ``context``     the context is full; a turn cut by it is not executed either (with ``windows`` a run goes on in the next
                 context before that, see there)
-``errors``      too many calls one after another were broken, refused or without effect; one only gets an error as its
-                result, but a model that repeats itself would go on until something else ends it. Every
+``errors``      too many calls one after another were broken, refused, repeated or without effect; one only gets an
+                error as its result, but a model that repeats itself would go on until something else ends it. Every
                 kind of error counts but ``unexpected_environment``, which is not the model's doing: it neither adds
                 to the row nor ends it
 ``deadline``    the wall time is over
@@ -22,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -53,7 +55,9 @@ class AgentResult:
 
 
 _COUNTED = ("turns", "broken", "truncated", "misaligned", "broken_summaries", "open_todos", "needless_reruns")
-_MAY_PASS = ("timeout", "unexpected_environment")  # the same call may do better the next time
+# What the same call would bring again. One that does not fit its tool counts as broken each time, and the environment
+# may do better the next time.
+_SAYS_THE_SAME = (None, "not_found", "refused", "no_effect")
 REPEATED = "error: same call as before, nothing has changed since"
 NOTHING_YET = dict.fromkeys(_COUNTED, 0) | {"windows": 1}
 
@@ -71,15 +75,23 @@ class _Run:
     turns: int = 0  # sampled, summaries too: the index of the next in the trace
     edited: list[str] = field(default_factory=list)
     todos: tuple[str, ...] = ()  # open ones
-    made: set[str] = field(default_factory=set)  # calls of this context since the last edit
+    made: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # (tool, call) of this context since the last edit
+    spent: int = 0  # tokens of the contexts before this one
     errors_in_a_row: int = 0
     engine_s: float = 0.0
     tools_s: float = 0.0
     counters: dict[str, Any] = field(default_factory=lambda: {**NOTHING_YET, "tools": {}})
 
+    def left(self, limits: Limits, new_ids: list[int]) -> float:
+        """Tokens that the run may still hold when these are added to its context."""
+        return (limits.max_run_tokens or math.inf) - self.spent - len(self.window.builder) - len(new_ids)
+
     def close(self, finish_reason: str, kind: str = "act") -> None:
         """The present context becomes a segment."""
         builder = self.window.builder
+        self.spent += len(builder)
         self.segments += builder.build(
             finish_reason=finish_reason,
             sampling=self.sampling.plain(),
@@ -143,17 +155,21 @@ class Agent:
         prompt_ids = new_ids
         for left in reversed(range(limits.max_turns)):
             builder = run.window.builder
-            room = limits.max_context_tokens - len(builder) - len(new_ids)
-            if room <= 0:
-                return "context"
-            budget = min(room, limits.max_tokens_per_turn, run.sampling.max_tokens)
-            sampled = await self._sample(run, session, new_ids, budget)
+            bounds = {
+                "max_tokens": min(limits.max_tokens_per_turn, run.sampling.max_tokens),
+                "context": limits.max_context_tokens - len(builder) - len(new_ids),
+                "budget": run.left(limits, new_ids),
+            }
+            reason, most = min(bounds.items(), key=lambda bound: bound[1])
+            if most <= 0:
+                return reason
+            sampled = await self._sample(run, session, new_ids, int(most))
             entry = self._add(run, sampled, new_ids, new_kinds, self.renderer.kinds_of_sampled(sampled.ids))
             if sampled.finish == "length":
                 run.counters["truncated"] += 1
                 text = self.renderer.tokenizer.decode(sampled.ids)
                 run.log({**entry, "text": text, "error_kind": "truncated"})
-                return "context" if budget == room < limits.max_tokens_per_turn else "max_tokens"
+                return reason
             parsed = self.renderer.parse(sampled.ids)
             entry |= _readable(parsed)
             if isinstance(parsed.action, BrokenCall):
@@ -172,6 +188,8 @@ class Agent:
                 return "errors"
             new_ids, new_kinds = self._render_result(result.text)
             windows = limits.windows
+            if run.left(limits, new_ids) <= 0:
+                return "budget"
             full = len(run.window.builder) + len(new_ids) > windows.trigger
             if windows.mode != "off" and full and left and run.counters["windows"] < windows.most:
                 new_ids, new_kinds = await self._next_window(run, session, prompt_ids, new_ids, new_kinds)
@@ -205,7 +223,8 @@ class Agent:
         if windows.mode == "summary":
             query, query_kinds = self.renderer.render_query()
             asked, asked_kinds = result + query, kinds + query_kinds
-            sampled = await self._sample(run, session, asked, windows.summary_tokens)
+            most = max(1, min(windows.summary_tokens, run.left(self.limits, asked)))
+            sampled = await self._sample(run, session, asked, int(most))
             # Counted as thinking: it is no message to the user.
             entry = self._add(run, sampled, asked, asked_kinds, [int(TokenKind.THINK)] * len(sampled.ids))
             summary, wrong = carried_over(self.renderer, sampled.ids)
@@ -240,7 +259,8 @@ class Agent:
             return ToolResult(f"error: {action.message}", action.kind)
         if isinstance(action, Final):
             return ToolResult("", ends=True)
-        again = action.text() in run.made
+        call = (action.name, action.text())
+        again = call in run.made
         begun = time.perf_counter()
         try:
             if again and self.limits.refuse_repeats:
@@ -254,8 +274,10 @@ class Agent:
         counter["calls"] += 1
         counter["seconds"] += time.perf_counter() - begun
         run.counters["needless_reruns"] += again
-        if result.error_kind not in _MAY_PASS:
-            run.made.add(action.text())
+        if result.todos is not None:  # the list is another one than the calls before have left
+            run.made = {made for made in run.made if made[0] != action.name}
+        if result.error_kind in _SAYS_THE_SAME:
+            run.made.add(call)
         if result.edited is not None:
             run.made.clear()
             if result.edited not in run.edited:

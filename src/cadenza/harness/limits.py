@@ -16,12 +16,15 @@ from cadenza.core.files import read_json, write_json
 from cadenza.harness.windows import WindowConfig
 
 LIMITS_FILE = "agent.json"
+FORMAT = 2  # 1: without the number, and with no call refused for being the same as before
 
 
 class Limits(StrictConfig):
     """Bounds of one run. Tokens count the prompt, outputs and sampled turns alike.
 
-    ``max_turns``: sampled turns. ``max_tokens_per_turn``: sampled tokens of one turn; a turn that is cut there ends
+    ``max_turns``: sampled turns, without summaries. ``max_run_tokens``: of all contexts together, copies, outputs and
+    summaries included, so that runs with different windows can be given the same; 0: no bound.
+    ``max_tokens_per_turn``: sampled tokens of one turn; a turn that is cut there ends
     the run. ``max_context_tokens``: of the whole context. ``refuse_repeats``: a call that was made before in the same
     context, with nothing edited since, is not made again and answered with an error. A model that has repeated itself
     is ever surer to do so again, and its runs would go round to the last turn. ``max_errors_in_a_row``: calls that one
@@ -30,6 +33,7 @@ class Limits(StrictConfig):
     """
 
     max_turns: int = Field(default=24, gt=0)
+    max_run_tokens: int = Field(default=0, ge=0)
     max_tokens_per_turn: int = Field(default=192, gt=0)
     max_context_tokens: int = Field(default=1536, gt=0)
     max_output_tokens: int = Field(default=448, gt=0)  # of one tool result
@@ -52,7 +56,7 @@ class Limits(StrictConfig):
 
 def save_limits(limits: Limits, directory: Path) -> None:
     """Beside the model. Raises ResourceExhausted: disk full."""
-    write_json(directory / LIMITS_FILE, limits.model_dump(mode="json"))
+    write_json(directory / LIMITS_FILE, {"format": FORMAT, **limits.model_dump(mode="json")})
 
 
 def limits_of(directory: Path) -> Limits | None:
@@ -61,9 +65,15 @@ def limits_of(directory: Path) -> Limits | None:
     if not path.is_file():
         return None
     try:
-        return Limits.model_validate(read_json(path))
-    except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"]
+        body = read_json(path)
+        if not isinstance(body, dict):
+            raise TypeError("it is no table")
+        written = body.pop("format", 1)
+        if written not in (1, FORMAT):
+            raise ValueError(f"its format is {written}, this Cadenza reads up to {FORMAT}")
+        return Limits.model_validate({"refuse_repeats": False, **body} if written == 1 else body)
+    except (ValueError, TypeError) as error:
+        reason = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
         raise CorruptArtifact(
             f"{path} does not hold the limits of an agent: {reason}", "restore the file"
         ) from None

@@ -96,8 +96,8 @@ class _Group:
 
     def spread(self) -> bool:
         """Whether some of its rollouts solved more of the task than others, whatever they cost."""
-        outcomes = {r.rewards["outcome"] for r in self.rollouts.values() if r.reward is not None}
-        return len(outcomes) > 1
+        scores = {r.verdict.score or 0.0 for r in self.rollouts.values() if r.reward is not None}
+        return len(scores) > 1
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class LengthPenalty(StrictConfig):
     per_turn: float = 0.0
 
 
-# Of what a tool may answer (harness.tools.ERROR_KINDS) neither what `broken` counts nor the environment's own faults.
+# Of harness.tools.ERROR_KINDS neither what `broken` and `needless_rerun` count nor the environment's own faults.
 CallError = Literal["not_found", "refused", "no_effect", "timeout"]
 
 

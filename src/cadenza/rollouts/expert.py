@@ -43,7 +43,7 @@ class ExpertConfig(StrictConfig):
     the one to repair. ``mistake_unchanged``: share of the mistakes that write a definition as it is.
     ``mistake_elsewhere``: share of the others that leave the bug and put a slip on another line; the rest have the
     right line wrong. ``mistake_again``: share of mistakes in the one to repair followed by one more;
-    ``read_again_after_mistake``: share of mistakes after which it reads the file again.
+    ``read_again_after_mistake``: share of mistakes that changed the file after which it reads it again.
     """
 
     todo: float = 0.0
@@ -91,6 +91,7 @@ class ScriptedExpert:
         self._unread: set[str] | None = None  # files the present context does not show; None in the first one
         self._waiting: Call | None = None  # the call that a file is read again for
         self._read_again = 0  # how often it was by now
+        self._opened: set[str] = set()  # files that it has read
 
     @classmethod
     def for_task(
@@ -146,8 +147,10 @@ class ScriptedExpert:
             text = last.removesuffix("<|end|>") if copied else self._held
         call, self._waiting = self._waiting or self._next(text), None
         path = call.args.split(" ")[0]
-        if call.name == "read_file" and self._unread:
-            self._unread.discard(path)
+        if call.name == "read_file":
+            self._opened.add(path)
+            if self._unread:
+                self._unread.discard(path)
         # A file that fills a context by itself is forgotten as soon as it is read: then it writes from memory.
         unread = self._unread or set()
         if call.name == "replace_def" and path in unread and self._read_again < _MOST_READS:
@@ -230,7 +233,7 @@ class ScriptedExpert:
             return
         if not self._listed:
             yield from self._list()
-        others = [p for p in sources if p != path and p not in self._edits]
+        others = [p for p in sources if p != path and p not in self._edits and p not in self._opened]
         for other in others[: self._rng.randint(0, self._config.most_wrong_files)]:
             yield Call("read_file", other)
 
@@ -280,8 +283,8 @@ class ScriptedExpert:
                 written = text
                 if (yield from self._test()).startswith("ok"):
                     return True
-            if self._happens(config.read_again_after_mistake):
-                yield Call("read_file", edit.path)
+                if self._happens(config.read_again_after_mistake):  # unchanged it would show the same
+                    yield Call("read_file", edit.path)
             if not self._happens(config.mistake_again):
                 return False
 

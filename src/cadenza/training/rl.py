@@ -109,7 +109,7 @@ def make_batch(
             if rollout.reward is None or weight == 0.0 or (advantage == 0.0 and not keep_zero):
                 continue
             overlong = any(
-                s.finish_reason in ("context", "max_tokens", "max_turns") for s in rollout.segments
+                s.finish_reason in ("context", "max_tokens", "max_turns", "budget") for s in rollout.segments
             )
             if mask_overlong and overlong:
                 batch.masked_overlong += 1
