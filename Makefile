@@ -42,7 +42,7 @@ proof: $(STAMP) ## measure the claims that are not recorded yet (hours; resumabl
 
 .PHONY: test
 test: $(STAMP) test-deps lint docs ## everything a change must pass
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: test-deps
 test-deps: ## as system-deps, with what only the tests need (Chromium)

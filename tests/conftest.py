@@ -168,6 +168,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     return report
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Of a worker: what the tests need, for the summary of the process that started it, which collects none."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["needed"] = dict(_NEEDED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    """Every worker has collected all tests: their counts are the same."""
+    del error
+    _NEEDED.update(Counter(getattr(node, "workeroutput", {}).get("needed", {})) - _NEEDED)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not _NEEDED:
         return
