@@ -62,6 +62,27 @@ def renderer(tokenizer: Tokenizer) -> CompactRenderer:
     return CompactRenderer(tokenizer)
 
 
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory with a few random weights and no tokenizer. Needs torch."""
+    import torch
+
+    from cadenza.model.config import ModelConfig
+    from cadenza.model.hf import save_model
+    from cadenza.model.transformer import PolicyModel
+
+    config = ModelConfig(
+        vocab_size=32, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=8, n_experts=2, experts_per_token=1,
+        d_expert=8, d_shared=8,
+    )  # fmt: skip
+    model = PolicyModel(config)
+    for parameter in model.parameters():  # its memory is as it was found, and may hold no numbers
+        torch.nn.init.normal_(parameter, std=0.02)
+    folder = tmp_path_factory.mktemp("model")
+    save_model(model, folder, bos_token_id=0, eos_token_id=1)
+    return folder
+
+
 @cache
 def missing(capability: str) -> str | None:
     """Why the machine lacks a capability, or None when it has it. Each is tried for real, once."""

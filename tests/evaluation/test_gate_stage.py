@@ -59,23 +59,31 @@ def test_a_candidate_that_is_no_input_is_a_stack_trace(tmp_path):
         run_plan(make_plan({"name": "r", "stage": [stage]}), tmp_path / "runs" / "r")
 
 
-def judged(folder: Path, known: list[Policy], digests: tuple[str, str]) -> tuple[Policy, list[Policy]]:
+def judged(
+    folder: Path, known: list[Policy], digests: tuple[str, str], model: Path | None = None
+) -> tuple[Policy, list[Policy]]:
     """Runs the stage on one policy, its sampled and its greedy result of weights with these digests; ``known``: what an
-    RL run of that name recorded. The policy that is served then, and all that are recorded."""
+    RL run of that name recorded; ``model``: of the policy. The one that is served then, and all that are recorded."""
     for digest, temperature in zip(digests, (0.7, 0.0), strict=True):
         result = evaluation("rl", "heldout", 0, temperature, 20, 1, skill=1.0)
         path = folder / "evaluate" / "evaluations" / f"rl-heldout-{temperature}.json"
         result.model_copy(update={"policy_digest": digest}).save(path)
     (folder / "rl").mkdir()
     gate = {"name": "gate", "kind": "cadenza.pipelines.gate_stage:Gate", "candidates": ["rl"]}
-    gate["inputs"] = {"evaluate": f"{folder}/evaluate", "rl": f"{folder}/rl"}
+    gate["inputs"] = {"evaluate": f"{folder}/evaluate", "rl": str(model or folder / "rl")}
     run_dir = folder / "runs" / "r"
     run_dir.mkdir(parents=True)
     (run_dir / "run.json").write_text('{"format": 1, "id": "run"}')
     with RunDatabase.open(folder / "runs" / "cadenza.db") as database:
         for policy in known:
             database.add_policy("run/rl", policy)
-        run_plan(make_plan({"name": "r", "stage": [gate]}), run_dir)
+        plan = make_plan({"name": "r", "stage": [gate]})
+        try:
+            run_plan(plan, run_dir)
+            run_plan(plan, run_dir, restart_from="gate")  # records nothing more
+        except ForeignSample:
+            assert database.policies("run/rl") == known and not database.aliases("run")
+            raise
         (serving,) = [alias for alias in database.aliases("run") if alias.alias == "serving"]
         policies = database.policies("run/rl")
     (served,) = [p for p in policies if p.version == serving.version]
@@ -83,20 +91,37 @@ def judged(folder: Path, known: list[Policy], digests: tuple[str, str]) -> tuple
     return served, policies
 
 
-def test_the_alias_does_not_say_which_weights_were_judged(tmp_path):
-    (tmp_path / "a").mkdir()
-    served, policies = judged(tmp_path / "a", [], ("d1", "d1"))
-    assert policies == [served] == [Policy("rl", 0, None, "d1")]
-    (tmp_path / "b").mkdir()
-    known = [Policy("policy", 0, None, "d0"), Policy("policy", 1, 0, "d1"), Policy("policy", 2, 1, "d2")]
-    served, policies = judged(tmp_path / "b", known, ("d1", "d1"))
-    assert served == known[1] and policies == known
-    (tmp_path / "c").mkdir()
-    served, policies = judged(tmp_path / "c", known, ("another dtype", ""))
-    assert served == Policy("policy", 2, 1, "another dtype") and policies == [*known[:2], served]
-    (tmp_path / "d").mkdir()
+def known(newest: str) -> list[Policy]:
+    return [Policy("policy", 0, None, "d0"), Policy("policy", 1, 0, "d1"), Policy("policy", 2, 1, newest)]
+
+
+@pytest.mark.needs_train
+def test_the_alias_does_not_say_which_weights_were_judged(tmp_path, small_model):
+    import torch
+
+    from cadenza.model.digest import served_digest
+
+    half, full = (served_digest(small_model, dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert half != full
+    for folder in "abcd":
+        (tmp_path / folder).mkdir()
+    served, policies = judged(tmp_path / "a", [], (full, full), small_model)
+    assert policies == [served] == [Policy("rl", 0, None, full)]
+    served, policies = judged(tmp_path / "b", known(half), (half, ""), small_model)
+    assert served == known(half)[-1] and policies == known(half)
+    # RL served another dtype than the evaluation: its own row stays.
+    served, policies = judged(tmp_path / "c", known(half), (full, full), small_model)
+    assert served == Policy("rl", 3, 2, full) and policies == [*known(half), served]
     with pytest.raises(ForeignSample, match="'rl' was evaluated on weights d1 and d2"):
         judged(tmp_path / "d", [], ("d2", "d1"))
+
+
+@pytest.mark.needs_train
+@pytest.mark.parametrize("digest", ["of another run", "d1"])
+def test_weights_are_served_that_the_evaluation_did_not_judge(tmp_path, small_model, digest):
+    """Neither those of another run nor those of an earlier version are the artifact's."""
+    with pytest.raises(ForeignSample, match=f"candidate 'rl' has weights .* evaluated on {digest}"):
+        judged(tmp_path, known("d2"), (digest, digest), small_model)
 
 
 def test_a_gate_that_lets_nothing_through_leaves_what_an_earlier_attempt_served(tmp_path):

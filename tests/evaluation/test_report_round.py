@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from cadenza.evaluation.report import build_report, write_report
 from cadenza.evaluation.report_inputs import DecisionRecord, RunInfo, StageInfo, append_lines, read_run
-from cadenza.evaluation.report_round import COLUMNS
+from cadenza.evaluation.report_round import COLUMNS, rounds
 
 
 def event(occasion: str, arm: str, model: str, rollout: str, kind: str) -> dict:
@@ -73,8 +75,29 @@ def test_a_round_has_no_section(tmp_path):
 
 def test_an_event_that_is_none_takes_the_page_away(tmp_path):
     run = write_round(tmp_path)
+    event = EVENTS[0]
+    nameless = {"version": 0, "arm": "serving"}
+    damaged = [
+        {"kind": "edit.shown"}, [], event | {"policy": nameless}, event | {"policy": nameless | {"model": 7}},
+        event | {"trajectory_id": ["/serving-0/"]}, event | {"trajectory_id": "elsewhere"}, event | {"kind": []},
+        event | {"policy": "/serving-0/"},
+    ]  # fmt: skip
     with (tmp_path / "realtime" / "feedback.jsonl").open("a") as file:
-        file.write('{"kind": "edit.shown"}\n[]\n{"pol')
+        file.write("".join(json.dumps(line) + "\n" for line in damaged) + '{"pol')
     report = build_report(read_run(tmp_path, run))
     assert len(report.rounds[0].asked) == 5
-    assert any("2 entries do not fit" in text for text in report.problems)
+    assert any(f"{len(damaged)} entries do not fit" in text for text in report.problems)
+    assert any("1 line could not be read" in text for text in report.problems)
+
+
+@pytest.mark.parametrize(
+    ("occasion", "title"),
+    [
+        ("round", "Served policy, learned from"),
+        ("0/deployed/1", "Served policy, canary"),
+        ("0/drill/2", "Served policy, drill"),
+    ],
+)
+def test_a_canary_whose_first_answers_are_of_the_served_policy_is_told_as_learned_from(occasion, title):
+    told = [event(occasion, "serving", "serving", "t/0", "edit.shown")]
+    assert [row.title for row in rounds({"realtime": told}, [], [])[0].asked] == [title]

@@ -14,7 +14,9 @@ from model_made import VOCAB, engine, policy, request, run, whole_logprobs, whol
 from cadenza.core.errors import TrainingDiverged
 from cadenza.inference.engine import Engine
 from cadenza.inference.forward import Rows
-from cadenza.model.digest import weights_digest
+from cadenza.inference.requests import EngineConfig
+from cadenza.model.digest import served_digest, weights_digest
+from cadenza.model.hf import load_model
 
 pytestmark = pytest.mark.needs_train
 TOLERANCE = 2e-4
@@ -409,3 +411,11 @@ def test_recorded_routes_are_not_those_of_the_tokens(draft):
         whole = whole_routes(model, ids)
         same = np.sort(whole[: len(routes)], -1) == np.sort(routes, -1)
         assert same.mean() > 0.99, name  # a near tie may fall either way
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_directory_has_another_digest_than_the_engine_that_serves_it(small_model, dtype):
+    config = EngineConfig.model_validate({"slots": 1, "max_context": 16, "dtype": dtype})
+    assert Engine(load_model(small_model), 0, config).digest == served_digest(
+        small_model, getattr(torch, dtype)
+    )

@@ -148,6 +148,15 @@ def test_a_gate_of_a_shipped_recipe_refuses_the_same_outcomes(recipe):
     assert realtime["answers"] + asked < count[realtime["split"]]
 
 
+@pytest.mark.parametrize("recipe", ["demo", "demo-quick", "proof-loop"])
+def test_a_round_trains_without_the_routes_that_rl_replays_or_at_a_rate_of_rl(recipe):
+    from cadenza.pipelines.realtime_stage import RealtimeConfig
+
+    step = plan_recipe(recipe).stage_named("realtime").settings["step"]
+    wanted = RealtimeConfig().step.model_copy(update={"router_replay": "filtered"})
+    assert step == wanted.model_dump(mode="json")
+
+
 def test_tasks_of_the_proof_are_the_same_for_every_seed_and_not_those_of_a_demo():
     seeds = {plan_recipe("proof", [f"seed={seed}"]).stage_named("tasks").seed for seed in range(3)}
     assert seeds == {1000} and plan_recipe("demo").stage_named("tasks").seed == 0

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from cadenza.core.errors import ConfigError
 from cadenza.core.progress import Progress
+from cadenza.core.rundb import RunDatabase
 from cadenza.core.types import Policy, Rollout, RolloutFailure, Task, Verdict
-from cadenza.pipelines.realtime_stage import RealtimeConfig, _Round
+from cadenza.pipelines.realtime_stage import Realtime, RealtimeConfig, _Round
 from cadenza.pipelines.stages import StageContext
 from cadenza.realtime import CanaryConfig, FeedbackLog, FeedbackRewards, judge
 from cadenza.realtime import round as module
@@ -192,3 +194,29 @@ def test_too_few_users_deploy_a_candidate(production):
     assert canary.state == "watching"
     few = f"{canary.answers['canary']}, and {canary.answers['serving']} of the policy that is served"
     assert canary.told() == f"too few answers to decide: {few}, where 60 of each are asked for"
+
+
+@pytest.mark.needs_train
+def test_a_round_that_is_begun_again_and_fails_leaves_nobody_served(tmp_path, small_model):
+    """The gate had pointed to its own policy, and is not run again."""
+    import torch
+
+    from cadenza.model.digest import served_digest
+
+    nothing: Any = None
+    (tmp_path / "tasks" / "train").mkdir(parents=True)
+    with RunDatabase.open(tmp_path / "cadenza.db") as database:
+        for version in range(2):
+            database.add_policy("r/realtime", Policy("serving", version, None, "d"))
+        database.point("r/serving", "r/realtime", 1)
+        database.forget_stage("r", "realtime")
+        context = StageContext(
+            "realtime", tmp_path, tmp_path, False, "r", "r/realtime", 0, database, nothing, Progress(),
+            logging.getLogger("cadenza.realtime"), {"model": small_model, "tasks": tmp_path / "tasks"},
+        )  # fmt: skip
+        config = RealtimeConfig.model_validate({"services": {"engine": {"dtype": "float32"}}})
+        with pytest.raises(ConfigError, match="no RL stage 'rl' of this run has drawn a task"):
+            Realtime(config).run(context)
+        (alias,) = database.aliases("r")
+    told = (alias.alias, alias.stage, alias.version, alias.digest)
+    assert told == ("serving", "realtime", 0, served_digest(small_model, torch.float32))

@@ -12,7 +12,7 @@ import torch
 from samples_made import policy, rollout, segment
 
 from cadenza.core.errors import CorruptArtifact, ForeignSample, MissingArtifact, ResourceExhausted
-from cadenza.model.digest import weights_digest
+from cadenza.model.digest import served_digest, weights_digest
 from cadenza.model.hf import save_model
 from cadenza.training import checkpoint
 from cadenza.training.config import RLStepConfig
@@ -240,3 +240,11 @@ def test_answers_without_a_group_are_trained_with_other_advantages_or_of_other_w
     before = bits(single)
     single.step_single([], [])
     assert bits(single) == before and single.version == 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_an_exported_policy_is_taken_for_another_than_the_published_one(trainer, directory, tmp_path, dtype):
+    t = trainer(directory)
+    t.step(groups(t, 0))
+    t.export(str(tmp_path / "exported"), 0, 1)
+    assert served_digest(tmp_path / "exported", getattr(torch, dtype)) == t.publish(dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cadenza.evaluation.comparison import label
@@ -49,11 +48,8 @@ def card(d: DecisionRecord) -> Card:
     drill = d.policy == DAMAGED
     stopped = d.outcome in ("refused", "rolled_back")
     undecided = d.outcome == "watching"
-    reasons: Sequence[tuple[bool, str]] = d.reasons
-    if undecided and not reasons:
-        reasons = ((False, "too few answers to decide"),)
     checks = []
-    for good, text in reasons:
+    for good, text in d.reasons:
         mark, word = _MARKS[None if undecided else good]
         checks.append(Check(mark, word, "open" if undecided else "good" if good else "bad", text))
     return Card(

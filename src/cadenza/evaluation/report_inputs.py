@@ -32,6 +32,8 @@ from cadenza.evaluation.result import EvalResult, write_text
 
 MAX_TURN_CHARS = 1200  # of one turn shown in the report
 DAMAGED = "damaged"  # the policy of a real-time round's drills
+# How a trajectory of a real-time round begins: ROUND/..., where the answers are learned from, or SEED/DRILL/VERSION/...
+ROUND, DRILL = "round", "drill"
 
 
 class StageInfo(StrictConfig):
@@ -119,13 +121,9 @@ class DecisionRecord(StrictConfig):
                 outcome="promoted" if data["promote"] else "refused",
                 reasons=tuple((check["passed"], check["detail"]) for check in data["checks"]),
             )  # fmt: skip
-        told = data["reason"]
-        if data["state"] == "watching":
-            new, old = (data["answers"][arm] for arm in ("canary", "serving"))
-            told = f"too few answers to decide: {new} of it and {old} of the policy that is served"
         return cls(
             guard="canary", policy=data["policy"], against="serving", outcome=data["state"],
-            reasons=((data["state"] == "passed", told),) if told else (),
+            reasons=((data["state"] == "passed", data["reason"]),),
         )  # fmt: skip
 
 
@@ -347,16 +345,23 @@ def _events(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """Events of users that say who answered and which answer they are about; others are told to `problems`."""
     found, refused = [], 0
     for body in _lines(path, problems):
-        try:
-            arm, version = body["policy"]["arm"], body["policy"]["version"]
-            known = f"/{arm}-{version}/" in body["trajectory_id"] and isinstance(body["kind"], str)
-        except (TypeError, KeyError):
-            known = False
-        found += [body] if known else []
-        refused += not known
+        if _is_event(body):
+            found.append(body)
+        else:
+            refused += 1
     if refused:
         problems.append(f"{path.name}: {refused} entries do not fit the schema and were left out")
     return found
+
+
+def _is_event(body: Any) -> bool:
+    policy = body.get("policy") if isinstance(body, dict) else None
+    if not isinstance(policy, dict):
+        return False
+    texts = (policy.get("model"), policy.get("arm"), body.get("trajectory_id"), body.get("kind"))
+    if not all(isinstance(text, str) for text in texts):
+        return False
+    return f"/{policy['arm']}-{policy.get('version')}/" in body["trajectory_id"]
 
 
 def _short(value: float) -> float | int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cadenza.evaluation.report_decisions import card
-from cadenza.evaluation.report_inputs import DAMAGED, DecisionRecord, StageInfo
+from cadenza.evaluation.report_inputs import DAMAGED, DRILL, ROUND, DecisionRecord, StageInfo
 
 # (column, the kinds of events that count there); an answer counts once in a column, however often it happened.
 COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -64,11 +64,10 @@ def _asked(events: Sequence[Mapping[str, Any]]) -> tuple[Asked, ...]:
         policy, trajectory = event["policy"], event["trajectory_id"]
         occasion = trajectory.partition(f"/{policy['arm']}-{policy['version']}/")[0]
         kinds[occasion, policy["arm"], policy["model"]][trajectory].add(event["kind"])
-    drills = {occasion for occasion, _, model in kinds if model == DAMAGED}
     rows = []
     for (occasion, arm, model), answers in kinds.items():
-        alone = len({a for o, a, _ in kinds if o == occasion}) == 1 and arm == "serving"
-        what = "learned from" if alone else "drill" if occasion in drills else "canary"
+        drill = f"/{DRILL}/" in occasion
+        what = "learned from" if occasion == ROUND else "drill" if drill else "canary"
         name = "served policy" if arm == "serving" else f"{model} policy" if model == DAMAGED else model
         counts = tuple(sum(bool(seen & set(of)) for seen in answers.values()) for _, of in COLUMNS)
         rows.append((what, arm, Asked(f"{name.capitalize()}, {what}", len(answers), counts)))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from cadenza.model.hf import load_model
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
@@ -17,3 +20,8 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
         h.update(name.encode())
         h.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return h.hexdigest()
+
+
+def served_digest(directory: Path, dtype: torch.dtype) -> str:
+    """What an engine that serves this model directory in ``dtype`` tells. Raises what ``load_model`` raises."""
+    return weights_digest(load_model(directory, dtype).state_dict())

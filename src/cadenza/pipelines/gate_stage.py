@@ -6,7 +6,7 @@ so that whoever serves sees the old policy or the new one.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pathlib import Path
 
 from pydantic import Field
 
@@ -71,13 +71,16 @@ class Gate(Stage[GateStageConfig]):
         return {"serving": served, "promoted": promoted, "refused": len(self.config.candidates) - promoted}
 
     def _record(self, context: StageContext, run: str, name: str, digest: str) -> Policy:
-        """The version that was judged: the newest with this digest, else the newest, which is recorded with it (its
-        engine may have served another dtype than RL's); a policy that no RL run has made is its version 0."""
+        """The version that was judged: the newest with this digest; else one more, a copy of the newest (its engine
+        served another dtype than RL's). A policy that no RL run has made is its version 0. Raises ForeignSample."""
+        if digest:
+            _require_own(name, context.input(name), digest)
         known = context.database.policies(run)
         for policy in reversed(known):
             if digest in ("", policy.digest):
                 return policy
-        policy = replace(known[-1], digest=digest) if known else Policy(name, 0, None, digest)
+        newest = known[-1].version if known else None
+        policy = Policy(name, 0 if newest is None else newest + 1, newest, digest)
         context.database.add_policy(run, policy)
         return policy
 
@@ -108,6 +111,21 @@ def _judged(name: str, results: list[EvalResult]) -> str:
             "add --restart-from with the stage that fills 'evaluate' to evaluate it again",
         )
     return next(iter(digests), "")
+
+
+def _require_own(name: str, model: Path, digest: str) -> None:
+    """Raises ForeignSample where the judged weights are not those that would be served. An evaluation does not say its
+    dtype: one of those that an engine serves must fit."""
+    import torch
+
+    from cadenza.model.digest import served_digest
+
+    own = [served_digest(model, dtype) for dtype in (torch.bfloat16, torch.float32)]
+    if digest not in own:
+        raise ForeignSample(
+            f"candidate {name!r} has weights {' or '.join(own)}, by dtype, and was evaluated on {digest}",
+            "give the stage the evaluation of this policy, or add --restart-from with the stage that fills 'evaluate'",
+        )
 
 
 def _sentence(decision: Decision) -> str:

@@ -23,7 +23,7 @@ from cadenza.core.extras import TRAIN
 from cadenza.core.types import Policy, Task
 from cadenza.evaluation.evaluate import harness_digest
 from cadenza.evaluation.gate import Decision, GateConfig, decide
-from cadenza.evaluation.report_inputs import DAMAGED, DecisionRecord, append_lines
+from cadenza.evaluation.report_inputs import DAMAGED, DRILL, DecisionRecord, append_lines
 from cadenza.harness import Agent, demo_tools, save_limits
 from cadenza.orchestration.engine_metrics import metrics_of
 from cadenza.orchestration.placement import Remote
@@ -83,6 +83,8 @@ class Realtime(Stage[RealtimeConfig]):
     inputs = ("model", "tasks")
 
     def run(self, context: StageContext) -> Figures:
+        context.database.rewind(context.rl_run, -1)  # what an interrupted attempt recorded
+        _serve_input(context, self.config.services.engine.dtype)
         after = self.config.after
         seen = (
             {entry.task_id for entry in context.database.ledger(f"{context.run_id}/{after}")}
@@ -94,7 +96,6 @@ class Realtime(Stage[RealtimeConfig]):
                 f"no RL stage {after!r} of this run has drawn a task",
                 f'name one in {context.name}.after, or set it to ""',
             )
-        context.database.rewind(context.rl_run, -1)  # what an interrupted attempt recorded
         tasks = [t for t in load_tasks(context.input("tasks") / self.config.split) if t.id not in seen]
         if len(tasks) <= self.config.answers:
             raise MissingArtifact(
@@ -141,7 +142,6 @@ class _Round:
                 placement, spawn, log, config.traffic, context.seed_for("traffic"), on_answer=bar.advance
             )
             serving = await self._bring_up("serving", 0, self.model)
-            self._point("serving", 0)
             try:
                 answers = await self.production.serve(serving, self.asked)
                 candidate = await asyncio.to_thread(
@@ -224,12 +224,12 @@ class _Round:
         save_with_tokenizer(model, Tokenizer.load(self.model), folder)
         async with self._up(DAMAGED, 2, folder) as bad:
             refused = not self._decide(await self._measure(bad, tasks), before).promote
-            canary = await self._try(serving, bad, "drill")
+            canary = await self._try(serving, bad, DRILL)
         self.figures |= {"damaged_refused": refused, "damaged_rolled_back": canary.state == "rolled_back"}
         if not refused or canary.state == "passed":
             guard = "gate" if not refused else "canary"
             raise CadenzaError(
-                f"the {guard} let a damaged policy through (canary: {canary.state} {canary.reason})",
+                f"the {guard} let a damaged policy through (canary: {canary.state} {canary.told()})",
                 f"give it more to see: raise {self.context.name}.gate_tasks or the tasks of split "
                 f"{self.config.split!r}, or tighten its margins",
             )
@@ -282,6 +282,17 @@ class _Round:
 
     def _point(self, alias: str, version: int) -> None:
         self.context.database.point(f"{self.context.run_id}/{alias}", self.run_key, version)
+
+
+def _serve_input(context: StageContext, dtype: str) -> None:
+    """Says that users meet the policy that comes in, before anything can fail: the alias that the gate moved is gone
+    when an earlier round had moved it on and was thrown away."""
+    from cadenza.inference.engine import torch_dtype
+    from cadenza.model.digest import served_digest
+
+    policy = Policy("serving", 0, None, served_digest(context.input("model"), torch_dtype(dtype)))
+    context.database.add_policy(context.rl_run, policy)
+    context.database.point(f"{context.run_id}/serving", context.rl_run, policy.version)
 
 
 def damage(model: PolicyModel, scale: float, seed: int) -> None:

@@ -16,6 +16,7 @@ from cadenza.core.config import StrictConfig
 from cadenza.core.errors import DeadlineExceeded
 from cadenza.core.types import Policy, Rollout, Task
 from cadenza.evaluation.evaluate import evaluate, slot_seed
+from cadenza.evaluation.report_inputs import ROUND
 from cadenza.evaluation.result import EvalResult
 from cadenza.evaluation.suite import EvalLimits
 from cadenza.orchestration.placement import Placement, Remote
@@ -102,7 +103,7 @@ class Production:
 
         async def one(number: int, task: Task) -> Answer:
             async with room:
-                return await self._answer(server, task, number, policy, "round")
+                return await self._answer(server, task, number, policy, ROUND)
 
         return list(await asyncio.gather(*(one(i, task) for i, task in enumerate(tasks))))
 

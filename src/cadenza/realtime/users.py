@@ -15,6 +15,7 @@ from pydantic import Field
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.types import Rollout
+from cadenza.evaluation.report_inputs import ROUND
 from cadenza.realtime.feedback import FeedbackEvent, Kind, ServedPolicy
 
 _BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -50,7 +51,7 @@ def trajectory_id(rollout: Rollout, policy: ServedPolicy, occasion: str) -> str:
 
 
 def react(
-    rollout: Rollout, policy: ServedPolicy, config: UserConfig, seed: int, occasion: str = "round"
+    rollout: Rollout, policy: ServedPolicy, config: UserConfig, seed: int, occasion: str = ROUND
 ) -> list[FeedbackEvent]:
     """What the user does with one answer. The same rollout, policy, occasion and seed give the same events.
 
