@@ -225,8 +225,9 @@ def _full_stage(
     full = merge_tables(_full_stage(stages[source], stages, (*seen, name)), own)
     inputs = own.get("inputs")
     # Inputs are one thing: a stage with other inputs does not want some of the first one's among them.
-    whole = isinstance(inputs, Mapping) and not isinstance(inputs, _SingleRoles)
-    return {**full, "inputs": dict(inputs)} if whole else full
+    if isinstance(inputs, Mapping) and not isinstance(inputs, _SingleRoles):
+        return {**full, "inputs": dict(inputs)}
+    return full
 
 
 def _ordered(table: dict[str, Any]) -> dict[str, Any]:
