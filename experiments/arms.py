@@ -1,8 +1,8 @@
 """Claims that take hours: arms times seeds, each recorded the moment it ends, so that the rest can run another day.
 
 An arm of a seed is done when docs/results/NAME/ARM-seedK.json exists. Its curves lie beside it in ARM-seedK/; what the
-evaluating arm measured, in evaluations/. Figures go to docs/results/NAME.jsonl. Records of different configurations are
-neither built on nor pooled.
+evaluating arm measured, in evaluations/. Figures go to docs/results/NAME.jsonl. Records of different configurations, or
+of one arm under different conditions, are neither built on nor pooled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import functools
 import json
-import math
 import re
 import shutil
 import sys
@@ -20,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from curves import keep_curves, speed
+
 from cadenza.core.config import digest_of
 from cadenza.core.errors import CadenzaError, ConfigError, CorruptArtifact, MissingArtifact
-from cadenza.core.files import write_bytes, write_json
+from cadenza.core.files import write_json
 from cadenza.core.machine import commit
 from cadenza.core.progress import make_progress
 from cadenza.evaluation.comparison import Results
@@ -33,7 +34,6 @@ from cadenza.pipelines import Plan, plan_recipe, run_plan
 from cadenza.pipelines.run_folder import RunFolder
 
 FORMAT_VERSION = 1
-MAX_CURVE_BYTES = 200_000  # of one metric file kept in the repository; longer ones are thinned
 Records = Mapping[tuple[str, int], dict[str, Any]]  # by arm and seed
 
 
@@ -63,7 +63,8 @@ class Claim:
     """Arms x seeds of one claim, their records, and the figures pooled from them.
 
     A claim sets the class attributes and says how figures come from records. ``name``: of its folder and its figures
-    under docs/results. ``evaluated``: the arms whose evaluations are kept.
+    under docs/results. ``evaluated``: the arms whose evaluations are kept. ``conditions``: by arm, what decides its
+    measurements besides the recipe.
     """
 
     name: ClassVar[str]
@@ -71,6 +72,7 @@ class Claim:
     arms: ClassVar[tuple[Arm, ...]]
     seeds: ClassVar[tuple[int, ...]] = (0, 1, 2)
     evaluated: ClassVar[tuple[str, ...]] = ("eval",)
+    conditions: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(
         self, results: Path, runs: Path, recipe: str | None = None, overrides: Sequence[str] = ()
@@ -125,7 +127,8 @@ class Claim:
             body = json.loads(path.read_text(encoding="utf-8"))
             if body["format_version"] != FORMAT_VERSION or (body["arm"], body["seed"]) != (arm, seed):
                 raise ValueError("another format or arm")
-            parts = {"design": str, "stages": dict, "evaluations": list, "curves": list}
+            body.setdefault("conditions", {})  # records from before they were kept
+            parts = {"design": str, "conditions": dict, "stages": dict, "evaluations": list, "curves": list}
             if strange := [name for name, kind in parts.items() if not isinstance(body[name], kind)]:
                 raise TypeError(f"{', '.join(strange)} is no such thing")
             [float(stage["seconds"]) for stage in body["stages"].values()]
@@ -148,15 +151,66 @@ class Claim:
         plan = plan_recipe(self.used, self.overrides)
         return digest_of({s.name: {k: v for k, v in s.settings.items() if k != "seed"} for s in plan.stages})
 
+    def other(self, arm: str, record: Mapping[str, Any]) -> str:
+        """What of a record is not as this command would make it; "" when it is alike."""
+        if record["design"] != self.design:
+            return "another configuration"
+        return "" if record["conditions"] == _plain(self.conditions.get(arm, {})) else "other conditions"
+
     def require_design(self, arm: Arm, seed: int) -> None:
         """Raises ConfigError when the record of an arm, or one it builds on, is of another configuration."""
         for name in (*arm.after, arm.name):
             record = self.record(name, seed)
-            if record is not None and record["design"] != self.design:
-                raise ConfigError(
-                    f"{self.record_path(name, seed)} was made with another configuration than this command has",
-                    f"give the recipe and --set it was made with, or add {_restart(name, seed)} to make it again",
+            if record is not None and (other := self.other(name, record)):
+                as_it_was = (
+                    "give the recipe and --set it was made with, or "
+                    if record["design"] != self.design
+                    else ""
                 )
+                raise ConfigError(
+                    f"{self.record_path(name, seed)} was made with {other} than this command has",
+                    f"{as_it_was}add {_restart(name, seed)} to make it again",
+                )
+
+    def require_alike(
+        self, arms: Sequence[Arm], seeds: Sequence[int], gone: Collection[tuple[str, int]]
+    ) -> None:
+        """Raises ConfigError when running these arms of these seeds would make records that cannot be pooled with those
+        that stay. ``gone``: arms and seeds whose records are to be removed first; they may be damaged."""
+        asked = [(arm.name, seed) for arm in arms for seed in seeds]
+        made = [key for key in asked if key in gone or self.record(*key) is None]
+        stay = self.records(gone) if made else {}
+        names = {arm for arm, _ in made}
+        strange = [
+            (arm, seed)
+            for (arm, seed), record in stay.items()
+            if record["design"] != self.design or (arm in names and self.other(arm, record))
+        ]
+        if strange:
+            raise self.mixed(strange)
+
+    def records(self, without: Collection[tuple[str, int]] = ()) -> dict[tuple[str, int], dict[str, Any]]:
+        """All records there are, but some. Raises CorruptArtifact."""
+        keys = [(arm.name, seed) for arm in self.arms for seed in self.seeds]
+        return {key: r for key in keys if key not in without and (r := self.record(*key)) is not None}
+
+    def mixed(self, strange: Sequence[tuple[str, int]]) -> ConfigError:
+        """The error of records that cannot be pooled with what this command makes: which, and how to make them again,
+        all at once, since one alone would have to be pooled with the others."""
+        seeds = {
+            seed: [arm for arm, k in strange if k == seed] for _, seed in sorted(strange, key=lambda s: s[1])
+        }
+        told = "; ".join(f"seed {seed}: {', '.join(names)}" for seed, names in seeds.items())
+        names = {arm for arm, _ in strange}
+        roots = [a for a in self.arms if a.name in names and not names & set(a.after)]
+        options = [f"--seed {seed}" for seed in seeds]
+        if any(arm.after for arm in roots):  # else all that the seed has goes
+            options += [f"--only-arm {arm.name}" for arm in roots]
+        return ConfigError(
+            f"records of different configurations or conditions are not pooled, and in {self.results / self.name} "
+            f"these are not as this command makes them: {told}",
+            f"make those again first with --restart {' '.join(options)}, or give another folder with --results",
+        )
 
     def run(self, arm: Arm, seed: int) -> None:
         """Runs an arm and records it, unless its record is there. Raises ConfigError when an arm before it is
@@ -177,9 +231,13 @@ class Claim:
             "arm": arm.name,
             "seed": seed,
             "design": self.design,
-            "stages": {s.name: {"seconds": s.seconds, "figures": s.figures, **_speed(s)} for s in stages},
+            "conditions": _plain(self.conditions.get(arm.name, {})),
+            "stages": {
+                s.name: {"seconds": s.seconds, "figures": s.figures, **speed(s.name, s.folder)}
+                for s in stages
+            },
             "evaluations": self._keep_evaluations(stages, seed) if arm.name in self.evaluated else [],
-            "curves": keep_curves(stages, self.curves_path(arm.name, seed)),
+            "curves": keep_curves([s.folder for s in stages], self.curves_path(arm.name, seed)),
             "machine": machine(),
             "commit": commit(),
             "command": command_line(),
@@ -189,10 +247,7 @@ class Claim:
     def restart(self, arms: Collection[str], seed: int) -> None:
         """Removes what was made of these arms and of those that build on them, after saying what: their records,
         what lies beside these, and their stages in the run folder."""
-        gone: list[Arm] = []
-        for arm in self.arms:
-            if arm.name in arms or any(earlier.name in arm.after for earlier in gone):
-                gone.append(arm)
+        gone = self.with_dependents(arms)
         plan = plan_recipe(self.used, [f"seed={seed}", *self.overrides])
         stages = [name for arm in gone for name in self.stages_of(arm, plan)]
         folder = RunFolder(self.run_folder(plan, seed))
@@ -211,6 +266,14 @@ class Claim:
         if folder.exists:
             with folder.lock():
                 folder.clear(stages)
+
+    def with_dependents(self, names: Collection[str]) -> list[Arm]:
+        """The arms of these names and those that build on them."""
+        found: list[Arm] = []
+        for arm in self.arms:
+            if arm.name in names or any(earlier.name in arm.after for earlier in found):
+                found.append(arm)
+        return found
 
     def _kept_evaluations(self, arm: str, seed: int) -> list[str]:
         """Files of an arm that is to be removed. Those of a record that cannot be read stay until the arm writes them
@@ -277,16 +340,12 @@ class Claim:
 
     def pool(self) -> list[Figure]:
         """All figures that can be computed, from the seeds that have what each needs. Raises ConfigError when
-        records of different configurations would be mixed."""
-        records = {(a.name, k): r for a in self.arms for k in self.seeds if (r := self.record(a.name, k))}
-        if len({r["design"] for r in records.values()}) > 1:
-            strange = [f"{arm}-seed{k}" for (arm, k), r in records.items() if r["design"] != self.design]
-            arm, seed = next(key for key, r in records.items() if r["design"] != self.design)
-            raise ConfigError(
-                f"records in {self.results / self.name} come from different configurations; "
-                f"not of this command's: {', '.join(strange)}",
-                f"make those again, each seed with --restart, for example {_restart(arm, seed)}",
-            )
+        records of different configurations, or of one arm under different conditions, would be mixed."""
+        records = self.records()
+        designs = {r["design"] for r in records.values()}
+        conditions = {(arm, json.dumps(r["conditions"], sort_keys=True)) for (arm, _), r in records.items()}
+        if len(designs) > 1 or len(conditions) > len({arm for arm, _ in records}):
+            raise self.mixed([key for key, r in records.items() if self.other(key[0], r)])
         return self.figures(records)
 
     def stages_of(self, arm: Arm, plan: Plan) -> list[str]:
@@ -310,21 +369,9 @@ def named_stages(arm: Arm, plan: Plan) -> list[str]:
     return [s.name for s in plan.stages if any(_fits(s.name, pattern) for pattern in arm.stages)]
 
 
-def keep_curves(stages: Sequence[StageRun], target: Path) -> list[str]:
-    """Copies the stages' metrics, thinned where they are long, and tables of tried temperatures. Returns the names."""
-    target.mkdir(parents=True, exist_ok=True)
-    kept = []
-    for folder in [s.folder for s in stages]:
-        for path in sorted((folder / "metrics").glob("*.jsonl")):
-            problems: list[str] = []
-            write_bytes(target / path.name, read_metrics(path, problems).thinned(MAX_CURVE_BYTES).encode())
-            kept.append(path.name)
-            for problem in problems:
-                print(f"curves: {problem}", file=sys.stderr)
-        for path in sorted(folder.glob("temperature-*.json")):
-            write_bytes(target / path.name, path.read_bytes())
-            kept.append(path.name)
-    return kept
+def _plain(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """As they come back from a record."""
+    return json.loads(json.dumps(conditions))
 
 
 def _restart(arm: str, seed: int) -> str:
@@ -333,37 +380,6 @@ def _restart(arm: str, seed: int) -> str:
 
 def _fits(stage: str, pattern: str) -> bool:
     return stage.startswith(pattern[:-1]) if pattern.endswith("*") else stage == pattern
-
-
-def _speed(stage: StageRun) -> dict[str, float]:
-    """Of an RL stage, from its metrics: busy shares, rollouts a second, the share of the weights that a delta takes,
-    that of rollouts which met two versions, and how many of its steps the engine lost to a swap. Empty for others."""
-    path = stage.folder / "metrics" / f"{stage.name}.jsonl"
-    if not stage.name.startswith("rl") or not path.exists():
-        return {}
-    metrics = read_metrics(path)
-    # Busy shares are since the start: the last row speaks of the whole run.
-    found = {name: metrics.last(name) for name in ("trainer_busy", "engine_busy", "env_busy")}
-    found["rollouts_per_s"] = pace(metrics)[0] or None
-    (_, deltas), (_, full) = metrics.series("delta_bytes"), metrics.series("weights_bytes")
-    if full:
-        found["delta_vs_full"] = sum(deltas) / sum(full)
-    for name in ("spans_versions", "swap_pause_steps"):
-        _, values = metrics.series(name)
-        if values:
-            found[name] = sum(values) / len(values)
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def pace(metrics: Metrics, span_s: float = math.inf) -> tuple[float, float]:
-    """Rollouts of finished groups a second within ``span_s`` of the end of the first step (the start, with compilation
-    and the first batch, is no part of the pace), and the seconds that were looked at; 0 with fewer than two steps."""
-    times, trained = metrics.series("rollouts_trained", x="t")
-    within = [(t, n) for t, n in zip(times, trained, strict=True) if t - times[0] <= span_s]
-    if len(within) < 2:
-        return 0.0, 0.0
-    (first, before), (last, after) = within[0], within[-1]
-    return (after - before) / (last - first), last - first
 
 
 def show(claim: Claim, seeds: Sequence[int]) -> None:
@@ -382,12 +398,15 @@ def _standing(claim: Claim, arm: Arm, seed: int) -> str:
     record = claim.record(arm.name, seed)
     if record is not None:
         minutes = sum(s["seconds"] for s in record["stages"].values()) / 60
-        return f"done, {minutes:.0f} min" if record["design"] == claim.design else "of another configuration"
+        other = claim.other(arm.name, record)
+        return f"of {other}" if other else f"done, {minutes:.0f} min"
     earlier = {name: claim.record(name, seed) for name in arm.after}
     waits = [name for name, found in earlier.items() if found is None]
-    strange = [name for name, found in earlier.items() if found and found["design"] != claim.design]
+    strange = {
+        name: other for name, found in earlier.items() if found and (other := claim.other(name, found))
+    }
     told = [f"after {', '.join(waits)}"] if waits else []
-    told += [f"{', '.join(strange)} of another configuration"] if strange else []
+    told += [f"{name} of {other}" for name, other in strange.items()]
     return "; ".join(told) or "ready"
 
 
@@ -456,29 +475,33 @@ def _run(
 ) -> None:
     """``asked``: somebody named what is to run, so that a record of another configuration is an error. Otherwise its
     seed is finished and left as it is: a later version of the program does not spoil what an earlier one has shown."""
-    if restart:
-        if not seeds_given:
-            raise ConfigError("--restart removes what took hours", "say of which seed with --seed K")
-        for seed in seeds:
-            claim.restart([arm.name for arm in arms], seed)
-    left = []
-    for seed in seeds:  # all before the first run: a stranger found at the end would have cost hours
-        try:
-            for arm in arms:
-                claim.require_design(arm, seed)
-        except ConfigError:
-            if asked:
-                raise
-            again = f"--restart --seed {seed} makes it again"
-            print(
-                f"seed {seed}: recorded with an earlier configuration, left as it is; {again}",
-                file=sys.stderr,
-            )
-        else:
-            left.append(seed)
+    if restart and not seeds_given:
+        raise ConfigError("--restart removes what took hours", "say of which seed with --seed K")
+    names = [arm.name for arm in arms]
+    again = claim.with_dependents(names) if restart else []
+    left = [seed for seed in seeds if restart or _alike(claim, arms, seed, asked=asked)]
+    # All before the first removal and the first run: a stranger found at the end would have cost hours.
+    claim.require_alike(arms, left, {(arm.name, seed) for arm in again for seed in seeds})
+    for seed in seeds if restart else ():
+        claim.restart(names, seed)
     for seed in left:  # a seed at a time: the first pooled figures come after a third of the time
         for arm in arms:
             claim.run(arm, seed)
+
+
+def _alike(claim: Claim, arms: Sequence[Arm], seed: int, *, asked: bool) -> bool:
+    """Whether what a seed has is as this command would make it; for one that was ``asked`` for, anything else is a
+    ConfigError."""
+    try:
+        for arm in arms:
+            claim.require_design(arm, seed)
+    except ConfigError:
+        if asked:
+            raise
+        mend = f"--restart --seed {seed} makes it again"
+        print(f"seed {seed}: recorded with an earlier configuration, left as it is; {mend}", file=sys.stderr)
+        return False
+    return True
 
 
 def _readable(figure: Figure) -> str:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from arms import Arm, Claim, Records, main_of, pace
+from arms import Arm, Claim, Records, main_of
+from curves import pace
 
 from cadenza.evaluation.comparison import VIEWS, View
 from cadenza.evaluation.figures import Figure, mean_over_seeds, points

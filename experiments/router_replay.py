@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tomllib
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from cadenza.core.errors import CadenzaError
+from cadenza.core.recipes import read_toml
 from cadenza.core.types import UNREAD
 from cadenza.evaluation.figures import Figure, line, mean_over_seeds, signed
 from cadenza.inference.engine import Engine
@@ -50,6 +53,10 @@ class Conditions:
     wrong: float = 0.01
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     seed: int = 0
+
+    def conditions(self) -> dict[str, Any]:
+        """What must be alike in measurements that are pooled."""
+        return dataclasses.asdict(self) | {"most_tokens": MOST_TOKENS, "modes": MODES}
 
 
 def contexts(path: Path, count: int) -> list[list[int]]:
@@ -174,7 +181,8 @@ def figures_of(found: dict[int, dict[str, dict[str, float]]]) -> list[Figure]:
     return figures
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or that of the error, which is printed on one line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -190,21 +198,22 @@ def main() -> None:
     parser.add_argument("--dtype", default=usual.dtype, choices=("auto", "bfloat16", "float32"))
     parser.add_argument("--seed", type=int, default=usual.seed)
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     wanted = Conditions(args.turns, tuple(args.noise), args.wrong, args.dtype, args.seed)
-    found = {
-        int(tomllib.loads((run / "recipe.toml").read_text())["seed"]): measure(
-            run, args.model, args.rollouts, wanted
-        )
-        for run in args.runs
-    }
+    try:
+        seeds = {run: int(read_toml(run / "recipe.toml").get("seed", 0)) for run in args.runs}
+        found = {seed: measure(run, args.model, args.rollouts, wanted) for run, seed in seeds.items()}
+    except CadenzaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     for figure in signed(figures_of(found)):
         print(
             line(figure)
             if args.json
             else f"{figure.figure:22} {figure.value:.4f} {figure.unit}  ({figure.note})"
         )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,13 +18,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+import sys
 import time
-import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from cadenza.core.errors import CadenzaError, ConfigError
 from cadenza.evaluation.figures import Figure, line, mean_over_seeds, signed
 from cadenza.inference.engine import Engine, torch_dtype
 from cadenza.inference.requests import Completion, EngineConfig, Request, Sampling
@@ -32,6 +35,7 @@ from cadenza.inference.sampling import uniforms
 from cadenza.model.hf import load_model
 from cadenza.model.transformer import PolicyModel
 from cadenza.pipelines import plan_recipe
+from cadenza.pipelines.plan import PlannedStage, require_input
 from cadenza.pipelines.stages import seed_of
 from cadenza.rollouts.record import read_rollouts
 from cadenza.tokens import Tokenizer
@@ -40,6 +44,7 @@ from cadenza.training.sft import held_tasks
 
 MOST_TOKENS = 96
 SERVED, SERVING = 0.6, "bfloat16"  # the temperature and dtype whose acceptance and speed are the figures
+TEMPERATURES, DTYPES = (0.0, SERVED, 1.0), ("float32", SERVING)
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,18 @@ class Turn:
     seed: int
 
 
-def turns_of(run: Path, stage: str, count: int) -> list[Turn]:
-    """Turns spread over the rollouts that SFT has validated on, and over their lengths; always the same."""
-    sft = next(s for s in plan_recipe(str(run / "recipe.toml"), []).stages if s.name == stage)
-    rollouts = read_rollouts(run / str(sft.inputs["demonstrations"]) / "demonstrations.cdzr")
+def turns_of(run: Path, sft: PlannedStage, count: int) -> list[Turn]:
+    """Turns spread over the rollouts that SFT has validated on, and over their lengths; always the same.
+
+    Raises ConfigError when the stage is no SFT, MissingArtifact when its demonstrations are not there.
+    """
+    source = sft.inputs.get("demonstrations")
+    if source is None or "data" not in sft.settings:
+        raise ConfigError(
+            f"stage {sft.name!r} trains on no demonstrations", "name the SFT stage that trained the heads"
+        )
+    place = run / source if isinstance(source, str) else require_input(sft.name, "demonstrations", source)
+    rollouts = read_rollouts(place / "demonstrations.cdzr")
     data = SftDataConfig.model_validate(sft.settings["data"])
     held = held_tasks(rollouts, data, seed_of(sft.seed, "sft"))
     found = [
@@ -65,6 +78,20 @@ def turns_of(run: Path, stage: str, count: int) -> list[Turn]:
     ]
     step = max(1, len(found) // count)
     return found[::step][:count]
+
+
+def sft_of(run: Path, name: str) -> tuple[int, PlannedStage]:
+    """The seed of a run at hand, and its SFT stage. Raises ConfigError when its recipe has no such stage."""
+    path = run / "recipe.toml"
+    plan = plan_recipe(str(path))
+    found = [stage for stage in plan.stages if stage.name == name]
+    if not found:
+        raise ConfigError(
+            f"{path} has no stage {name!r}; it holds the stages of the last command in that folder, no others",
+            f"name another with --sft, of {', '.join(stage.name for stage in plan.stages)}, or give the folder its "
+            "whole recipe again",
+        )
+    return plan.seed, found[0]
 
 
 class Served:
@@ -129,17 +156,26 @@ class Sizes:
     draft: int = 2
     repeats: int = 5
 
+    def conditions(self) -> dict[str, Any]:
+        """What must be alike in measurements that are pooled."""
+        fixed = {"most_tokens": MOST_TOKENS, "served": [SERVING, SERVED]}
+        return dataclasses.asdict(self) | fixed | {"temperatures": TEMPERATURES, "dtypes": DTYPES}
 
-def measure(run: Path, model: str, sft: str, sizes: Sizes = Sizes()) -> list[dict]:
-    """What was found of the model of a run, a row for each dtype and temperature. One thread: as a user is served."""
+
+def measure(run: Path, model: str, sft: PlannedStage, sizes: Sizes = Sizes()) -> list[dict]:
+    """What was found of the model of a run, a row for each dtype and temperature. One thread: as a user is served.
+
+    ``sft``: of a plan that has it, which need not be the recipe in the run's folder: that holds the stages of the last
+    command alone. Raises as ``turns_of``.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         turns = turns_of(run, sft, sizes.turns)
         return [
             compare(sizes, run / model, turns, dtype, temperature)
-            for dtype in ("float32", SERVING)
-            for temperature in (0.0, SERVED, 1.0)
+            for dtype in DTYPES
+            for temperature in TEMPERATURES
         ]
     finally:
         torch.set_num_threads(threads)
@@ -229,7 +265,8 @@ def figures_of(found: dict[int, list[dict]]) -> list[Figure]:
     ]  # fmt: skip
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or that of the error, which is printed on one line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -239,21 +276,22 @@ def main() -> None:
     for name, default in dataclasses.asdict(Sizes()).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     sizes = Sizes(args.turns, args.draft, args.repeats)
-    found = {
-        int(tomllib.loads((run / "recipe.toml").read_text())["seed"]): measure(
-            run, args.model, args.sft, sizes
-        )
-        for run in args.runs
-    }
+    try:
+        stages = {run: sft_of(run, args.sft) for run in args.runs}
+        found = {seed: measure(run, args.model, sft, sizes) for run, (seed, sft) in stages.items()}
+    except CadenzaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     for figure in signed(figures_of(found)):
         print(
             line(figure)
             if args.json
             else f"{figure.figure:20} {figure.value:g} {figure.unit}  ({figure.note})"
         )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import router_replay
@@ -55,6 +55,10 @@ class WholeLoop(Claim):
         Arm("replay", (), ("prepare", "rl_summary")),
     )
     evaluated = ("before", "eval_windows", "eval_short")
+    conditions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "speculative": speculative.Sizes().conditions(),
+        "replay": router_replay.Conditions().conditions(),
+    }
 
     def execute(self, arm: Arm, seed: int) -> list[StageRun]:
         """As for every claim; arms without stages measure the model that the seed's RL has left."""
@@ -64,7 +68,8 @@ class WholeLoop(Claim):
         self.require_artifacts(arm, plan, seed)
         run, begun = self.run_folder(plan, seed), time.monotonic()
         if arm.name == "speculative":
-            found: Any = speculative.measure(run, "rl_summary", "sft_summary")
+            # Of the whole plan: recipe.toml in the run's folder has the stages of the arm that ran last.
+            found: Any = speculative.measure(run, "rl_summary", plan.stage_named("sft_summary"))
         else:
             found = router_replay.measure(run, "rl_summary", "demos_summary")
         return [StageRun(arm.name, run / arm.name, time.monotonic() - begun, {"found": found})]

@@ -70,6 +70,11 @@ def test_a_stage_like_another_differs_only_in_its_own_keys_whichever_recipe_sets
         "stage"
     ]
     assert other == [{**copied, "inputs": {"model": "c"}}]
+    sets = ["slow.inputs.data=d", "fast.inputs={model='a', data='b', more='m'}", "slow.inputs.more=n"]
+    one_role = load_recipe("child", folders, sets)["stage"]
+    assert one_role == [{**copied, "inputs": {"model": "a", "data": "d", "more": "n"}}]
+    whole = load_recipe("child", folders, [*sets, "slow.inputs={model='c'}", "slow.inputs.data=e"])["stage"]
+    assert whole == [{**copied, "inputs": {"model": "c", "data": "e"}}]
     changed = load_recipe("child", folders, ["fast.steps=9", "fast.wait=1", "slow.mix.easy=0"])["stage"]
     assert changed == [{**copied, "steps": 9, "mix": {"easy": 0, "hard": 3}}]
 

@@ -103,14 +103,19 @@ def test_fewer_tasks_than_the_claim_asks_for_never_meet_its_bar(driver, place):
     assert "not tested" not in (figures["unseen_family_gain_points"].note or "")
 
 
-def test_records_of_two_configurations_are_not_pooled(driver, place, capsys):
-    _, options = place
+def test_hours_end_in_records_of_two_configurations_that_are_not_pooled(driver, place, capsys):
+    results, options = place
     assert driver.main([*options, "--only-arm", "prepare", "--seed", "0"]) == 0
     other = ["--only-arm", "prepare", "--seed", "1", "--set", "rl.pace=3.0"]
     assert driver.main([*options, *other]) == ConfigError.exit_code
-    told = capsys.readouterr().err
-    assert "different configurations" in told and "prepare-seed0" in told
-    assert "--restart --seed 0 --only-arm prepare" in told
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "different configurations" in told and "seed 0: prepare" in told and "--restart --seed 0," in told
+    assert not (results / "first_loop" / "prepare-seed1.json").exists()
+    shutil.copy(results / "first_loop" / "prepare-seed0.json", results / "first_loop" / "prepare-seed1.json")
+    path = results / "first_loop" / "prepare-seed1.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seed": 1, "design": "another"}))
+    assert driver.main([*options, "--pool", "--seed", "0"]) == ConfigError.exit_code
+    assert "seed 1: prepare" in capsys.readouterr().err
 
 
 def test_a_record_of_another_configuration_is_neither_skipped_nor_built_on(driver, place, capsys):
@@ -208,8 +213,7 @@ def test_a_long_curve_is_thinned_but_keeps_what_is_measured_rarely(driver, tmp_p
     with MetricWriter(tmp_path / "sft", "sft") as out:
         for n in range(20_000):
             out.write(n / 3, n, train_loss=1 / (n + 1), **({"heldout_loss": 0.5} if n % 500 == 7 else {}))
-    stage = sys.modules["arms"].StageRun("sft", tmp_path / "sft", 1.0)
-    assert sys.modules["arms"].keep_curves([stage], tmp_path / "kept") == ["sft.jsonl"]
+    assert sys.modules["arms"].keep_curves([tmp_path / "sft"], tmp_path / "kept") == ["sft.jsonl"]
     assert (tmp_path / "kept" / "sft.jsonl").stat().st_size < 250_000
     kept = read_metrics(tmp_path / "kept" / "sft.jsonl")
     assert len(kept.series("heldout_loss")[0]) > 5 and kept.rows[-1]["step"] == 19_999
@@ -248,6 +252,24 @@ def test_a_later_version_of_the_recipe_spoils_what_was_shown(driver, place, caps
     assert [f.model_dump() for f in made.pool()] and (results / "first_loop.jsonl").read_text() == shown
     with pytest.raises(ConfigError, match="another configuration"):
         run(made, arms, made.seeds, restart=False, seeds_given=False, asked=True)
+
+    folder = results / "first_loop"
+    for path in folder.glob("*-seed2.json"):
+        path.unlink()
+    before = sorted(folder.glob("*.json"))
+    capsys.readouterr()
+    with pytest.raises(
+        ConfigError, match="seed 0: prepare, .*seed 1: prepare, .*--restart --seed 0 --seed 1,"
+    ):
+        run(made, arms, made.seeds, restart=False, seeds_given=False, asked=False)
+    with pytest.raises(ConfigError, match="seed 1: prepare, .*--restart --seed 1,"):
+        run(made, arms, (0,), restart=True, seeds_given=True, asked=True)
+    told = capsys.readouterr().err
+    assert "arm " not in told and "removing" not in told and sorted(folder.glob("*.json")) == before
+    run(made, arms[:1], (0, 1), restart=True, seeds_given=True, asked=True)
+    run(made, arms[:1], made.seeds, restart=False, seeds_given=False, asked=False)
+    assert {p.name for p in folder.glob("*.json")} == {f"prepare-seed{k}.json" for k in made.seeds}
+    assert made.pool() == []
 
 
 @pytest.mark.parametrize(

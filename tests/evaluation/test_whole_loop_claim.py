@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 from experiments_made import experiment
+from rollouts_made import rollout, task
 from runs_made import evaluation
 
-from cadenza.core.errors import ConfigError
+from cadenza.core.errors import ConfigError, MissingArtifact
+from cadenza.core.files import write_json
+from cadenza.rollouts.record import write_rollouts
 
 SKILL = {"sft_summary": -0.5, "rl_summary": 1.0, "rl_sliding": -0.2, "rl_short": 0.9}
 
@@ -77,7 +81,9 @@ def test_the_model_is_measured_without_the_artifacts_it_was_recorded_with_or_mix
     claim = driver.WholeLoop(tmp_path / "results", tmp_path / "runs")
     arms = {arm.name: arm for arm in claim.arms}
     monkeypatch.setattr(
-        claim, "record", lambda arm, _: {"design": claim.design} if arm == "prepare" else None
+        claim,
+        "record",
+        lambda arm, _: {"design": claim.design, "conditions": {}} if arm == "prepare" else None,
     )
     with pytest.raises(ConfigError, match="needs rl_summary first"):
         claim.run(arms["speculative"], 0)
@@ -100,6 +106,58 @@ def test_the_model_is_measured_without_the_artifacts_it_was_recorded_with_or_mix
     assert figures["mtp_speedup"].value == pytest.approx(1.6) and figures["mtp_speedup"].seeds == (0, 1)
     assert figures["mtp_acceptance"].value == pytest.approx(0.8)
     assert figures["mtp_mismatch_fp32"].n == 12 and figures["replay_p99_none"].seeds == (1,)
+
+
+def recorded(claim, arm: str, seed: int, **changes: Any) -> None:
+    """The record of an arm that needs no run."""
+    body = {"format_version": 1, "arm": arm, "seed": seed, "design": claim.design}
+    body |= {"conditions": json.loads(json.dumps(claim.conditions.get(arm, {})))}
+    body |= {"stages": {}, "evaluations": [], "curves": []} | changes
+    claim.record_path(arm, seed).parent.mkdir(parents=True, exist_ok=True)
+    write_json(claim.record_path(arm, seed), body)
+
+
+def test_models_measured_under_unlike_conditions_are_pooled_or_measured_for_nothing(driver, tmp_path, capsys):
+    options = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    claim = driver.WholeLoop(tmp_path / "results", tmp_path / "runs")
+    shorter = claim.conditions["replay"] | {"turns": 10}
+    rows = {"noise 0.15": {"none": 0.2, "pure": 0.1, "filtered": 0.1, "other": 0.1, "tokens": 50.0}}
+    measured = {"stages": {"replay": {"seconds": 1.0, "figures": {"found": rows}}}}
+    for seed in (0, 1):
+        recorded(claim, "rl_summary", seed, stages={"rl_summary": {"seconds": 1.0}})
+        recorded(claim, "replay", seed, **measured, **({"conditions": shorter} if seed == 0 else {}))
+    for command in (["--pool"], ["--seed", "2", "--only-arm", "replay"]):
+        assert driver.main([*options, *command]) == ConfigError.exit_code
+        (told,) = capsys.readouterr().err.splitlines()
+        assert "makes them: seed 0: replay;" in told and "--restart --seed 0 --only-arm replay," in told
+    assert driver.main([*options, "--seed", "0", "--only-arm", "replay"]) == ConfigError.exit_code
+    assert "replay-seed0.json was made with other conditions" in capsys.readouterr().err
+    recorded(claim, "replay", 1, conditions=shorter, **measured)
+    assert {f.figure for f in claim.pool()} >= {"replay_p99_none"}, "all of one kind are pooled, old or not"
+
+
+def test_the_speculative_arm_fails_where_another_arm_has_run_since(driver, tmp_path, capsys):
+    claim = driver.WholeLoop(tmp_path / "results", tmp_path / "runs")
+    plan = claim.plan(0)
+    run = claim.run_folder(plan, 0)
+    for stage in plan.stages:
+        (run / stage.name).mkdir(parents=True)
+    part = dataclasses.replace(plan, stages=plan.stages[:3])
+    (run / "recipe.toml").write_text(part.toml())
+    speculative = driver.speculative
+    arm = next(arm for arm in claim.arms if arm.name == "speculative")
+    with pytest.raises(MissingArtifact, match=r"no rollouts at .*/demos_summary/demonstrations\.cdzr"):
+        claim.execute(arm, 0)
+    made = [rollout(task(f"task-{n}"), n, 1.0) for n in range(20)]
+    write_rollouts(run / "demos_summary" / "demonstrations.cdzr", made)
+    turns = speculative.turns_of(run, plan.stage_named("sft_summary"), 5)
+    assert [turn.ids for turn in turns] == [tuple(range(5))] * 2, "a tenth of the tasks is held out"
+    assert speculative.main([str(run), "--sft", "sft_summary"]) == ConfigError.exit_code
+    assert speculative.main([str(run), "--sft", "base"]) == ConfigError.exit_code
+    assert speculative.main([str(tmp_path / "none")]) == ConfigError.exit_code
+    lacks, no_sft, nothing = capsys.readouterr().err.splitlines()
+    assert "recipe.toml has no stage 'sft_summary'" in lacks and "--sft, of tasks, base, cpt" in lacks
+    assert "'base' trains on no demonstrations" in no_sft and "no recipe file" in nothing
 
 
 def test_figures_wait_for_what_is_not_there_yet(driver, tmp_path):

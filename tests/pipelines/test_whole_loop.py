@@ -147,7 +147,8 @@ def measured(run: Path) -> None:
     """The proof's measurements of a trained model: heads that guess change no token, whole routes bring the trainer
     nearer to the engine than its own."""
     with experiment("speculative") as speculative:
-        rows = speculative.measure(run, "rl", "sft", speculative.Sizes(turns=3, draft=2, repeats=1))
+        _, sft = speculative.sft_of(run, "sft")
+        rows = speculative.measure(run, "rl", sft, speculative.Sizes(turns=3, draft=2, repeats=1))
         exact = [row for row in rows if row["dtype"] == "float32"]
         assert len(exact) == 3 and all(row["turns_that_differ"] == 0 < row["tokens"] for row in exact)
         figures = {f.figure: f for f in speculative.figures_of({0: json.loads(json.dumps(rows))})}

@@ -21,6 +21,11 @@ from cadenza.core.errors import ConfigError
 _BARE = re.compile(r"^[A-Za-z0-9_-]+$")
 
 
+class _SingleRoles(dict[str, Any]):
+    """Inputs that overrides have set one by one in a stage without inputs of its own: a stage that is ``like`` another
+    keeps the other's besides."""
+
+
 def load_recipe(name: str, folders: Sequence[Path], overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Finds, composes and changes a recipe.
 
@@ -168,16 +173,17 @@ def apply_override(table: dict[str, Any], text: str) -> None:
     parts = [part.strip() for part in key.split(".")]
     if not sign or not all(parts):
         raise ConfigError(f"--set {text!r} is not KEY=VALUE", "write for example --set sft.epochs=2")
-    target = table
+    target, of_stage = table, False
     if len(parts) > 1:
         stages = {stage["name"]: stage for stage in table.get("stage", [])}
         if parts[0] in stages:
-            target = stages[parts[0]]
+            target, of_stage = stages[parts[0]], True
             parts = parts[1:]
         elif not isinstance(table.get(parts[0]), dict):
             raise unknown_key(key.strip(), parts[0], stages)
     for depth, part in enumerate(parts[:-1]):
-        target = target.setdefault(part, {})
+        single = of_stage and depth == 0 and part == "inputs"
+        target = target.setdefault(part, _SingleRoles() if single else {})
         if not isinstance(target, dict):
             above = ".".join(parts[: depth + 1])
             raise ConfigError(f"--set {key.strip()}: {above!r} is a value, not a table", "shorten the key")
@@ -217,8 +223,11 @@ def _full_stage(
         chain = " -> ".join((*seen, name, source))
         raise ConfigError(f"stages are like each other in a circle: {chain}", "remove one like line")
     full = merge_tables(_full_stage(stages[source], stages, (*seen, name)), own)
+    inputs = own.get("inputs")
     # Inputs are one thing: a stage with other inputs does not want some of the first one's among them.
-    return {**full, "inputs": dict(own["inputs"])} if isinstance(own.get("inputs"), Mapping) else full
+    if isinstance(inputs, Mapping) and not isinstance(inputs, _SingleRoles):
+        return {**full, "inputs": dict(inputs)}
+    return full
 
 
 def _ordered(table: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Which prompt next: each at most once, more often from where the policy sometimes succeeds.
 
-Tasks fall into strata (bug family, number of edits). A group's signal is the spread of its rewards: none where all its
+Tasks fall into strata (bug family, number of edits). A group's signal is the spread of its outcomes: none where all its
 rollouts succeed or all fail. A stratum is drawn in proportion to its tasks that are left times the mean signal of its
 recent groups, with a floor that keeps every stratum visited. The stratum's pass rate would not do: one in which most
 tasks are always solved and some never has a middling rate and no signal. Composer 2 upsamples harder prompts by simple
