@@ -45,8 +45,9 @@ QUICK = Demo("quick_wall_s", "demo-quick", ("demo", "QUICK=1"))
 FULL = Demo("demo_wall_s", "demo", ("demo",))
 
 
-def wall_time(demo: Demo, root: Path) -> Figure:
-    """Runs the demo in the checkout at ``root`` from nothing, with the installation done before the clock starts.
+def wall_time(demo: Demo, root: Path, code: str) -> Figure:
+    """Runs the demo in the checkout at ``root``, which is of commit ``code``, from nothing, with the installation done
+    before the clock starts.
 
     Raises ConfigError when its run folder is there already, CadenzaError when make fails.
     """
@@ -56,7 +57,6 @@ def wall_time(demo: Demo, root: Path) -> Figure:
             f"{folder} is there already, and the rest of a run is no whole one",
             f"remove {folder}, or move it away",
         )
-    code = commit(root) or ""  # before the run: what it writes must not count as a change of the code
     _make("install", root=root)
     begun = time.monotonic()
     _make(*demo.arguments, root=root)
@@ -95,9 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not wanted:
         parser.error("say --quick, --full or both")
     path = (args.results or args.root / "docs" / "results") / "demo.jsonl"
+    code = (
+        commit(args.root) or ""
+    )  # before the first: what runs and their records write is no change of the code
     try:
         for demo in wanted:
-            figure = wall_time(demo, args.root)
+            figure = wall_time(demo, args.root, code)
             record(path, figure)  # at once: the next run may be stopped
             print(line(figure))
     except CadenzaError as error:
