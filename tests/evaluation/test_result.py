@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from rollouts_made import task
 
 from cadenza.core.errors import CorruptArtifact, MissingArtifact
-from cadenza.evaluation.result import EvalRecord, EvalResult, TaskFacts, facts_of, write_text
+from cadenza.core.types import Rollout, Verdict
+from cadenza.evaluation.result import EvalRecord, EvalResult, TaskFacts, facts_of, record_of, write_text
 from cadenza.evaluation.suite import SuiteConfig, pin
 from cadenza.tasks.bugs import UNSEEN_FAMILIES
 
@@ -177,3 +179,11 @@ def test_a_suite_refuses_other_tasks_and_another_harness():
         suite.check(tasks, "h2")
     with pytest.raises(ValueError):
         pin(SuiteConfig(), [task("a"), task("a")], "h1")
+
+
+def test_a_run_that_ended_between_two_contexts_is_said_to_have_ended_by_its_summary():
+    about = task("a")
+    trace = [{"call": "run_tests"}, {"summary": {"finish_reason": "budget", "turns": 1}}]
+    made = Rollout("r", "g", about.id, [], trace, "", Verdict(0.0), {}, 0.0, "finished", {}, 0)
+    assert record_of(about, 0, made).ended == "budget"
+    assert record_of(about, 0, dataclasses.replace(made, trace=[])).ended is None

@@ -191,8 +191,15 @@ def record_of(task: Task, sample: int, rollout: Rollout, attempts: int = 1) -> E
         failure=verdict.failure.kind if verdict.failure else None,
         tokens=rollout.sampled_tokens, turns=sum(len(s.turns) for s in rollout.segments), attempts=attempts,
         contexts=len(rollout.segments),
-        ended=rollout.segments[-1].finish_reason if rollout.segments else None,
+        ended=_ended(rollout),
     )  # fmt: skip
+
+
+def _ended(rollout: Rollout) -> str | None:
+    """Of the run, as the trace ends: its last segment may be one that ended with a summary, when no token was left for
+    the context after it."""
+    last = rollout.trace[-1].get("summary") if rollout.trace else None
+    return last.get("finish_reason") if isinstance(last, dict) else None
 
 
 def write_text(path: Path, text: str) -> None:
