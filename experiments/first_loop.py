@@ -17,7 +17,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from arms import Arm, Claim, Records, main_of
+from arms import Arm, Claim, Records
+from command import main_of
 from curves import pace
 
 from cadenza.evaluation.comparison import VIEWS, View

@@ -25,11 +25,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from command import tell
 
 from cadenza.core.errors import CadenzaError
 from cadenza.core.recipes import read_toml
 from cadenza.core.types import UNREAD
-from cadenza.evaluation.figures import Figure, line, mean_over_seeds, signed
+from cadenza.evaluation.figures import Figure, mean_over_seeds, signed
 from cadenza.inference.engine import Engine
 from cadenza.inference.requests import EngineConfig, Request, Sampling
 from cadenza.model.hf import load_model
@@ -206,12 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CadenzaError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    for figure in signed(figures_of(found)):
-        print(
-            line(figure)
-            if args.json
-            else f"{figure.figure:22} {figure.value:.4f} {figure.unit}  ({figure.note})"
-        )
+    tell(signed(figures_of(found)), args.json)
     return 0
 
 

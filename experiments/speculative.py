@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command import tell
 
 from cadenza.core.errors import CadenzaError, ConfigError
-from cadenza.evaluation.figures import Figure, line, mean_over_seeds, signed
+from cadenza.evaluation.figures import Figure, mean_over_seeds, signed
 from cadenza.inference.engine import Engine, torch_dtype
 from cadenza.inference.requests import Completion, EngineConfig, Request, Sampling
 from cadenza.inference.sampling import uniforms
@@ -284,12 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CadenzaError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    for figure in signed(figures_of(found)):
-        print(
-            line(figure)
-            if args.json
-            else f"{figure.figure:20} {figure.value:g} {figure.unit}  ({figure.note})"
-        )
+    tell(signed(figures_of(found)), args.json)
     return 0
 
 

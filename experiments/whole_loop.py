@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 import router_replay
 import speculative
-from arms import Arm, Claim, Records, StageRun, main_of
+from arms import Arm, Claim, Records, StageRun
+from command import main_of
 
 from cadenza.evaluation.figures import Figure, mean_over_seeds, points
 from cadenza.evaluation.result import EvalResult

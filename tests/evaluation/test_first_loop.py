@@ -245,7 +245,7 @@ def test_a_later_version_of_the_recipe_spoils_what_was_shown(driver, place, caps
     made = driver.FirstLoop(results, tmp_path / "runs", str(tmp_path / "proof.toml"))
     arms = made.arms
     capsys.readouterr()
-    run = sys.modules["arms"]._run
+    run = sys.modules["command"]._run
     run(made, arms, made.seeds, restart=False, seeds_given=False, asked=False)
     told = capsys.readouterr().err
     assert told.count("left as it is") == 3 and "arm " not in told
