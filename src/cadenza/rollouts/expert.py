@@ -8,7 +8,8 @@ out of the loss. What follows teaches to go on differently: a policy that has on
 same over and over, and no reward can teach it what it never tries.
 
 Asked for a summary it says what it has found out: where the mistake is, what is mended, how the tests went. In the next
-context it reads a file again before it writes into it, unless a copied step shows the file.
+context it reads a file again before it writes into it, unless a copied step shows the file. What a list of reports asks
+for it remembers in its summaries; without them it reads the list again when the present context does not show it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from cadenza.harness.definitions import definitions
 from cadenza.harness.tools.todo_write import MOST_CHARACTERS
 from cadenza.rollouts.gold_edits import DefEdit, gold_edits
 from cadenza.rollouts.mistakes import wrong_definition
+from cadenza.tasks.issues import REPORTS
 from cadenza.tasks.patch import apply_patch
 from cadenza.tokens import Call, CompactRenderer, Sampled, Sampling, Summary
 
 SCRIPTED_VERSION = -1  # the policy version of scripted tokens; no trained policy has it
 MISTAKE = "mistake"
 _MOST_READS = 8  # of one long file
+_SPECIAL = re.compile(r"<\|[a-z_0-9]+\|>")
 
 
 class ExpertConfig(StrictConfig):
@@ -89,6 +92,11 @@ class ScriptedExpert:
         self._tests = ""  # the first line of the last result
         self._held = ""  # the result that came with the request for a summary
         self._unread: set[str] | None = None  # files the present context does not show; None in the first one
+        self._here = ""  # all that the present context was given
+        self._remaining: list[
+            tuple[str, str]
+        ] = []  # (path, definition) of the reports that are still to be mended
+        self._summarized = False  # what is left stands in a summary
         self._waiting: Call | None = None  # the call that a file is read again for
         self._read_again = 0  # how often it was by now
         self._opened: set[str] = set()  # files that it has read
@@ -109,6 +117,7 @@ class ScriptedExpert:
         self._note = None
         if new_ids[-len(query) :] == query:
             self._held = self._text(new_ids[: -len(query)])
+            self._summarized = True
             action: Call | Summary = Summary(self._summary())
         else:
             action = self._next_here(new_ids)
@@ -122,16 +131,18 @@ class ScriptedExpert:
     def renew(self) -> None:
         """The next context begins: what it shows of the files is seen with its first ids."""
         self._unread = set()
+        self._here = ""
 
     def _text(self, ids: list[int]) -> str:
-        return re.sub(r"<\|[a-z_0-9]+\|>", "", self._renderer.tokenizer.decode(ids))
+        return _SPECIAL.sub("", self._renderer.tokenizer.decode(ids))
 
     def _summary(self) -> str:
-        """Three short lines at most."""
+        """A short line for each thing to be mended, and two more at most."""
         lines = []
-        if self._aim is not None:
-            path, name = self._aim
-            lines.append(f"fix {name} in {path}")
+        aims = self._remaining or ([self._aim] if self._aim is not None else [])
+        if REPORTS in self._base and not aims:
+            lines.append("all fixed")
+        lines += [f"fix {name} in {path}" for path, name in aims]
         if self._mended:
             lines.append(f"fixed {' '.join(self._mended)}")
         if self._tests:
@@ -141,6 +152,7 @@ class ScriptedExpert:
     def _next_here(self, new_ids: list[int]) -> Call:
         """The next call, after reading again what it would write into and the present context does not show."""
         text = self._text(new_ids)
+        self._here += "\n" + _SPECIAL.sub("\n", self._renderer.tokenizer.decode(new_ids))
         if self._unread is not None and not self._unread:  # the first ids of a later context
             self._unread = {p for p in self._base if f"read_file {p}" not in text} | {""}
             _, copied, last = self._renderer.tokenizer.decode(new_ids).rpartition("<|output|>")
@@ -158,6 +170,8 @@ class ScriptedExpert:
             self._waiting = call
             self._read_again += 1
             return Call("read_file", path)
+        if call.name == "replace_def":
+            self._remaining = [(file, name) for file, name in self._remaining if file != path]
         self._read_again = 0
         return call
 
@@ -170,7 +184,7 @@ class ScriptedExpert:
         try:
             if self._steps is None:
                 self._seen = text
-                self._steps = self._plan()
+                self._steps = self._work_off() if REPORTS in self._base else self._plan()
                 return next(self._steps)
             return self._steps.send(text)
         except StopIteration:
@@ -210,6 +224,23 @@ class ScriptedExpert:
             if listing:
                 yield Call("todo_write", "", f"x fix {names} in {path}"[:MOST_CHARACTERS])
         if self._happens(config.tests_last):
+            yield from self._test()
+        yield Call("finish")
+
+    def _work_off(self) -> Generator[Call, str, None]:
+        """The run where a list of reports says what is wrong and no test does: one after the other, in its order."""
+        listed = yield Call("read_file", REPORTS)
+        order = sorted(self._edits, key=lambda path: listed.index(f"- {path}: "))
+        self._remaining = [(path, self._edits[path][0].name) for path in order]
+        for path in order:
+            if not _names(self._here, path):
+                yield Call("read_file", REPORTS)
+            yield from self._read(path, self._edits[path])
+            for edit in self._edits[path]:
+                yield Call("replace_def", path, edit.new)
+        if listed.partition("\n")[0] not in self._here and not self._summarized:
+            yield Call("read_file", REPORTS)  # nothing else says that none is left
+        if self._happens(self._config.tests_last):
             yield from self._test()
         yield Call("finish")
 
@@ -320,7 +351,11 @@ class ScriptedExpert:
         return self._rng.random() < share
 
     def _mentions(self, name: str) -> bool:
-        return re.search(rf"(?<![\w/]){re.escape(name)}(?!\w)", self._seen) is not None
+        return _names(self._seen, name)
+
+
+def _names(text: str, name: str) -> bool:
+    return re.search(rf"(?<![\w/]){re.escape(name)}(?!\w)", text) is not None
 
 
 def read_tree(root: Path) -> dict[str, bytes]:

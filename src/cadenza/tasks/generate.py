@@ -23,7 +23,7 @@ from cadenza.core.types import Task
 from cadenza.tasks.bugs import ALL_FAMILIES, DEMO_FAMILIES, UNSEEN_FAMILIES
 from cadenza.tasks.directory import TaskFiles, load_tasks, write_split
 from cadenza.tasks.draft import lit
-from cadenza.tasks.issues import Symptom, issue_text, leaks
+from cadenza.tasks.issues import REPORTS, Answered, Symptom, issue_text, leaks, pointer_text, reports_text
 from cadenza.tasks.modules import names_of_tests, source_of_tests
 from cadenza.tasks.partition import PARTITION
 from cadenza.tasks.patch import make_patch
@@ -32,6 +32,10 @@ from cadenza.tasks.screen import ENDLESS, Observation, Screened, screen
 from cadenza.tasks.words import spoken
 
 _BATCH = 48
+_REPORTED_BUGS = 3
+_ANSWERED_QUESTIONS = (2, 3)
+_LONGEST_REPORTED = 16  # lines of a file that a report is about: the list is the long read
+_LONGEST_REPORTS = 700  # characters: what an agent reads in one call
 
 __all__ = ["GeneratorConfig", "SplitConfig", "draw_tasks", "generate_split", "load_tasks", "planted_tasks"]
 
@@ -40,7 +44,9 @@ class SplitConfig(StrictConfig):
     """What one split holds.
 
     ``count``: tasks. ``two_edit_share``: of the tasks (0..1) that need two edits. ``max_modules``: files with code in a
-    repository at most.
+    repository at most. ``reports_share``: of the tasks (0..1) whose issue only points to ``reports.md``, users' reports
+    about three bugs, each in a file of its own, with answered questions between them. No visible test fails in these:
+    the list has to be remembered, or read again.
     """
 
     count: int = Field(gt=0)
@@ -49,6 +55,7 @@ class SplitConfig(StrictConfig):
     unseen_share: float = Field(default=0.0, ge=0, le=1)  # of the bugs; 0: at par with the other families
     two_files: bool = False  # two edits always in two files; otherwise half of the two-edit tasks are
     max_modules: int = Field(default=6, ge=1, le=6)
+    reports_share: float = Field(default=0.0, ge=0, le=1)
     levels: tuple[float, float, float] = (0.4, 0.35, 0.25)  # shares of the ambiguity levels 0, 1, 2
 
 
@@ -139,37 +146,76 @@ def planted_tasks(config: GeneratorConfig, split: str) -> Iterator[TaskFiles]:
     """Endless screened tasks of a split, in a fixed order, no buggy function twice."""
     settings = config.splits[split]
     used: set[str] = set()
-    accepted = dict.fromkeys(settings.families, 0)
+    accepted = _Accepted(dict.fromkeys(settings.families, 0))
     start = 0
     while True:
         drawn = [(i, _candidate(config, split, accepted, i)) for i in range(start, start + _BATCH)]
         start += _BATCH
-        plans = [(i, plan, level) for i, (plan, level) in drawn if plan]
-        screened = screen([plan.probe() for _, plan, _ in plans])
-        for (i, plan, level), result in zip(plans, screened, strict=True):
+        drafts = [(i, drawn) for i, drawn in drawn if drawn]
+        screened = screen([drawn.plan.probe() for _, drawn in drafts])
+        for (i, drawn), result in zip(drafts, screened, strict=True):
             rng = random.Random(f"{config.seed}/{split}/{i}/build")
-            keys = {_buggy_key(plan, b) for b in range(len(plan.bugs))}
+            keys = {_buggy_key(drawn.plan, b) for b in range(len(drawn.plan.bugs))}
             if result is None or keys & used:
                 continue
-            if files := _build(plan, result, split, level, config.created_at, rng):
+            if files := _build(drawn, result, split, config.created_at, rng):
                 used |= keys
-                for bug in plan.bugs:
-                    accepted[bug.mutation.family] += 1
+                accepted.add(drawn)
                 yield files
 
 
-def _candidate(
-    config: GeneratorConfig, split: str, accepted: dict[str, int], index: int
-) -> tuple[Plan | None, int]:
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A plan and how its bugs are told: in the issue, at an ambiguity level, or one by one in ``REPORTS``."""
+
+    plan: Plan
+    level: int
+    reports: bool
+
+
+@dataclass(slots=True)
+class _Accepted:
+    """Tasks so far: ``families`` by bug, ``tasks`` in all, ``reports`` of them with a list."""
+
+    families: dict[str, int]
+    tasks: int = 0
+    reports: int = 0
+
+    def add(self, candidate: _Candidate) -> None:
+        self.tasks += 1
+        self.reports += candidate.reports
+        for bug in candidate.plan.bugs:
+            self.families[bug.mutation.family] += 1
+
+    def chance_of_reports(self, share: float) -> float:
+        """Above the share while there are too few: three bugs at once survive screening less often than one."""
+        if share in (0.0, 1.0):
+            return share
+        return 1 - (1 - share) / 10 if self.reports < share * (self.tasks + 1) else share / 10
+
+
+def _candidate(config: GeneratorConfig, split: str, accepted: _Accepted, index: int) -> _Candidate | None:
     settings = config.splits[split]
     rng = random.Random(f"{config.seed}/{split}/{index}")
-    edits = 2 if rng.random() < settings.two_edit_share else 1
-    families = tuple(_family(config, settings, accepted, rng) for _ in range(edits))
-    two_files = edits == 2 and (settings.two_files or rng.random() < 0.5)
-    level = rng.choices((0, 1, 2), settings.levels)[0]
-    low = 2 if two_files else 1
+    chance = accepted.chance_of_reports(settings.reports_share)
+    reports = (
+        chance > 0 and rng.random() < chance
+    )  # without them nothing is drawn: older splits stay as they are
+    if reports:
+        edits = _REPORTED_BUGS
+    else:
+        edits = 2 if rng.random() < settings.two_edit_share else 1
+    families = tuple(_family(config, settings, accepted.families, rng) for _ in range(edits))
+    apart = reports or (edits == 2 and (settings.two_files or rng.random() < 0.5))
+    level = 0 if reports else rng.choices((0, 1, 2), settings.levels)[0]
+    low = edits if apart else 1
     modules = max(low, min(rng.choice((1, 2, 2, 3, 3, 4, 5, 6)), settings.max_modules))
-    return draw_plan(rng, split, families, modules, two_files), level
+    plan = draw_plan(rng, split, families, modules, apart)
+    if plan is None or (
+        reports and any(len(plan.modules[b.module].lines) > _LONGEST_REPORTED for b in plan.bugs)
+    ):
+        return None
+    return _Candidate(plan, level, reports)
 
 
 def _family(
@@ -224,14 +270,21 @@ def _cases(plan: Plan, screened: Screened) -> list[_Case]:
 
 
 def _build(
-    plan: Plan, screened: Screened, split: str, level: int, created_at: str, rng: random.Random
+    drawn: _Candidate, screened: Screened, split: str, created_at: str, rng: random.Random
 ) -> TaskFiles | None:
     """The files of a task, or None if the calls do not reveal every bug twice with different inputs."""
+    plan = drawn.plan
     cases = _cases(plan, screened)
     chosen = _choose(plan, cases, rng)
     if chosen is None:
         return None
     visible, hidden, shown = chosen
+    if drawn.reports:  # a test that fails would say what is left to do
+        targets = {(b.module, b.draft) for b in plan.bugs}
+        hidden = shown + hidden
+        visible = [c for c in visible if (c.planned.module, c.planned.draft) not in targets and not c.fails]
+        if not visible:
+            return None
     good = {f"{name}.py": text.encode() for name, text in plan.sources(()).items()}
     bad = {f"{name}.py": text.encode() for name, text in plan.sources(plan.bugs).items()}
     tests, hidden_tests, expected = {}, {}, []
@@ -244,14 +297,26 @@ def _build(
                 target[path] = source_of_tests(module.name, rows).encode()
                 expected += [f"{path}::{name}" for name in names_of_tests(rows)]
     symptoms = [_symptom(plan, c) for c in shown]
-    text = issue_text(symptoms, level, rng)
-    if leaks(text, level, [s.name for s in symptoms], [s.purpose for s in symptoms]):
+    notes = {}
+    if drawn.reports:
+        answered = _answered(plan, cases, rng)
+        listed = reports_text(symptoms, answered, rng)
+        if not answered or len(listed) > _LONGEST_REPORTS:
+            return None
+        text = pointer_text(rng)
+        notes[REPORTS] = listed.encode()
+    else:
+        text = issue_text(symptoms, drawn.level, rng)
+    if not drawn.reports and leaks(
+        text, drawn.level, [s.name for s in symptoms], [s.purpose for s in symptoms]
+    ):
         return None
     metadata = {
         "split": split,
-        "ambiguity": level,
+        "ambiguity": drawn.level,
         "families": [b.mutation.family for b in plan.bugs],
         "edits": len(plan.bugs),
+        **({"reports": True} if drawn.reports else {}),
         "files": len(plan.modules),
         "buggy_files": sorted({plan.modules[b.module].path for b in plan.bugs}),
         "archetypes": [plan.modules[b.module].drafts[b.draft].archetype for b in plan.bugs],
@@ -259,7 +324,27 @@ def _build(
         "expected_tests": expected,
     }
     patch = make_patch(bad, {path: data for path, data in good.items() if bad[path] != data})
-    return TaskFiles(text + "\n", {**bad, **tests}, hidden_tests, patch, metadata)
+    return TaskFiles(text + "\n", {**bad, **tests, **notes}, hidden_tests, patch, metadata)
+
+
+def _answered(plan: Plan, cases: list[_Case], rng: random.Random) -> list[Answered]:
+    """Questions about functions that are right, as many as there are calls for, in any file."""
+    targets = {(b.module, b.draft) for b in plan.bugs}
+    right = [c for c in cases if (c.planned.module, c.planned.draft) not in targets and not c.fails]
+    rng.shuffle(right)
+    out = []
+    for case in sorted(right[:6], key=lambda c: c.size)[: rng.choice(_ANSWERED_QUESTIONS)]:
+        module = plan.modules[case.planned.module]
+        call = case.planned.call
+        out.append(
+            Answered(
+                module.drafts[case.planned.draft].name,
+                "; ".join((*call.setup, call.expression)),
+                lit(case.seen.value),
+                module.path,
+            )
+        )
+    return out
 
 
 def _row(plan: Plan, case: _Case):

@@ -1,7 +1,8 @@
 """Issue texts in three ambiguity levels, from behaviour alone: what a user sees, never what the diff says.
 
 0 names the function and gives a call with what it does and should do; 1 says by its purpose what comes out wrong; 2 is
-one vague sentence that names at most the module or the domain.
+one vague sentence that names at most the module or the domain. ``reports_text`` is a list of many such texts with
+answered questions between them: long to read, while what is left to do of it is short to remember.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
+
+REPORTS = "reports.md"  # the file of a repository that lists what users have reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,48 @@ _VAGUE = (
 )
 _ALSO = ("Also: ", "And: ", "Then: ", "Second: ")
 _TWO = ("Two things are wrong. ", "Two bugs. ", "I found two problems. ", "")
+
+
+_ANSWERED = (
+    "{name}: is it right that {call} gives {value}? Yes, that is what it says.",
+    "I wondered why {call} gives {value}. It is documented, nothing to do.",
+    "{call} gives {value} here. Checked: this is correct.",
+    "Somebody asked whether {name} is right when {call} gives {value}. It is.",
+    "We thought that {call} should not give {value}, but it has to. Thank you.",
+    "Question about {name}: {call} gives {value}. Answered, it does what it should.",
+)
+_POINTERS = (
+    "Please work through {file} and fix what is wrong.",
+    "{file} has what our users report. Fix all bugs in it.",
+    "Read {file} and mend every bug that it reports.",
+    "Users have sent reports, see {file}. Please fix them all.",
+    "Fix the bugs of {file}. The tests do not cover them.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A question that asks for no change: what ``call`` of ``name`` in ``module`` gives is right."""
+
+    name: str
+    call: str
+    value: str
+    module: str
+
+
+def reports_text(symptoms: list[Symptom], answered: list[Answered], rng: random.Random) -> str:
+    """One line a report, in a random order, each with the file that it is about. Ends with a newline."""
+    lines = [f"- {s.module}: {_one(s, 0, rng)}" for s in symptoms]
+    for a in answered:
+        text = rng.choice(_ANSWERED).format(name=a.name, call=a.call, value=a.value)
+        lines.append(f"- {a.module}: {text}")
+    rng.shuffle(lines)
+    return "\n".join(lines) + "\n"
+
+
+def pointer_text(rng: random.Random) -> str:
+    """The issue of a task whose reports stand in ``REPORTS``, without a trailing newline."""
+    return rng.choice(_POINTERS).format(file=REPORTS)
 
 
 def issue_text(symptoms: list[Symptom], level: int, rng: random.Random) -> str:

@@ -88,22 +88,22 @@ def draw_plan(
     split: str,
     families: tuple[str, ...],
     modules: int,
-    two_files: bool,
+    apart: bool,
 ) -> Plan | None:
     """One candidate; None if the drawn functions offer no site.
 
     Args:
         split: owner of every spec in the repository (``partition.py``).
         families: one per bug.
-        modules: number of files without tests, at least ``len(families)`` if ``two_files``.
-        two_files: put two bugs in two files; otherwise into two functions of one file.
+        modules: number of files without tests, at least ``len(families)`` if ``apart``.
+        apart: every bug in a file of its own; otherwise two into two functions of one file.
     """
     owns = owned_by(split)
     theme = rng.choice(THEMES)
     targets = [_target(rng, owns, theme, family) for family in families]
     if any(t is None for t in targets):
         return None
-    built = _repository(rng, owns, theme, [t for t in targets if t], modules, two_files)
+    built = _repository(rng, owns, theme, [t for t in targets if t], modules, apart)
     if built is None:
         return None
     repository, bugs = built
@@ -123,14 +123,12 @@ def _target(
     return None
 
 
-def _repository(
-    rng, owns, theme, targets, count, two_files
-) -> tuple[tuple[Module, ...], tuple[Bug, ...]] | None:
+def _repository(rng, owns, theme, targets, count, apart) -> tuple[tuple[Module, ...], tuple[Bug, ...]] | None:
     """Modules around the targets, shuffled; imported modules stay before their users."""
-    if len(targets) == 2 and targets[0][0].name == targets[1][0].name:
-        return None
     taken: set[str] = {t[0].name for t in targets}
-    groups = [[t] for t in targets] if two_files or len(targets) == 1 else [targets]
+    if len(taken) < len(targets):
+        return None
+    groups = [[t] for t in targets] if apart or len(targets) == 1 else [targets]
     modules: list[Module] = []
     for group in groups:
         module = _around(rng, owns, theme, [t[0] for t in group], taken)
