@@ -15,6 +15,7 @@ from cadenza.harness.windows import WindowConfig
 from cadenza.rollouts import ExpertConfig, ScriptedExpert, Trial, run_trial, run_trials
 from cadenza.rollouts.expert import MISTAKE, SCRIPTED_VERSION
 from cadenza.rollouts.record import from_bytes, to_bytes
+from cadenza.tasks.issues import REPORTS
 from cadenza.tokens import Call, Sampled, Sampling, SessionLost
 from cadenza.training.config import SftDataConfig
 from cadenza.training.sft import weighted_tokens
@@ -301,6 +302,26 @@ def test_the_expert_forgets_what_it_was_doing_in_its_next_context(experts, hard_
                     path = entry["call"].split("\n")[0].split(" ")[1]
                     assert f"read_file {path}" in shown, (path, shown)
                 shown += entry.get("call", "")
+
+
+@pytest.mark.parametrize("mode", ["off", "summary", "sliding"])
+def test_reports_are_read_again_only_where_nothing_carries_them_over(experts, reported_tasks, mode):
+    windows = WindowConfig(mode=mode, trigger=1200, summary_tokens=256, most=24)
+    limits = BIG.model_copy(update={"max_turns": 60, "windows": windows})
+    again = 0
+    for rollout in experts(reported_tasks, ExpertConfig(tests_last=0.5), limits, 1):
+        assert rollout.verdict.score == 1.0 and rollout.trace[-1]["summary"]["finish_reason"] == "finish"
+        assert rollout.trace[-1]["summary"]["needless_reruns"] == 0
+        calls = [e["call"].split("\n")[0] for e in rollout.trace if "call" in e]
+        assert (calls[0] == f"read_file {REPORTS}" and len(rollout.segments) > 1) or mode == "off"
+        again += calls[1:].count(f"read_file {REPORTS}")
+        left = 3
+        for entry in rollout.trace:
+            left -= entry.get("tool") == "replace_def"
+            if "carried" in entry:
+                named = [line for line in entry["carried"].splitlines() if line.startswith("fix ")]
+                assert len(named) == left and ("all fixed" in entry["carried"]) == (left == 0)
+    assert again == 0 if mode != "sliding" else again >= 4
 
 
 def test_demonstrations_in_several_contexts_leave_out_the_wrong_turns(experts, hard_tasks):

@@ -6,6 +6,8 @@ import ast
 import json
 import random
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from cadenza.tasks.bugs import DEMO_FAMILIES, UNSEEN_FAMILIES
 from cadenza.tasks.directory import TaskFiles, load_task
 from cadenza.tasks.draft import spec_digest
 from cadenza.tasks.generate import GeneratorConfig, SplitConfig, draw_tasks, generate_split, load_tasks
-from cadenza.tasks.issues import Symptom, issue_text, leaks
+from cadenza.tasks.issues import REPORTS, Symptom, issue_text, leaks
 from cadenza.tasks.modules import MAX_LINES
 from cadenza.tasks.partition import owner_of
 from cadenza.tasks.patch import apply_patch
@@ -32,7 +34,7 @@ def sample(split: str) -> list[TaskFiles]:
 
 
 def modules(task: TaskFiles) -> dict[str, str]:
-    return {p: d.decode() for p, d in task.repo.items() if not p.startswith("test_")}
+    return {p: d.decode() for p, d in task.repo.items() if p.endswith(".py") and not p.startswith("test_")}
 
 
 def functions(source: str) -> list[str]:
@@ -128,6 +130,50 @@ def test_an_issue_that_says_more_than_its_level(split):
         ]
         assert not any(line in task.instruction for line in gold)
     assert {t.metadata["ambiguity"] for t in sample(split)} == {0, 1, 2}
+
+
+REPORTED = GeneratorConfig(
+    seed=11, splits={"train": SplitConfig(count=240, families=DEMO_FAMILIES, reports_share=0.5)}
+)
+
+
+@cache
+def reported() -> list[TaskFiles]:
+    return [t for t in draw_tasks(REPORTED, "train", 240) if "reports" in t.metadata]
+
+
+def test_a_share_of_reports_that_screening_makes_smaller():
+    assert 90 <= len(reported()) <= 150
+
+
+def test_a_list_of_reports_that_leaves_a_bug_out_or_says_it_elsewhere_too():
+    for task in reported():
+        lines = task.repo[REPORTS].decode().splitlines()
+        assert REPORTS in task.instruction and len(task.repo[REPORTS]) <= 700
+        assert task.metadata["edits"] == len(task.metadata["buggy_files"]) == 3 < len(lines)
+        names = re.findall(r"^(?:def|class) (\w+)", "\n".join(modules(task).values()), re.M)
+        for path in task.metadata["buggy_files"]:
+            assert any(line.startswith(f"- {path}: ") for line in lines)
+            assert path not in task.instruction
+        assert not any(name in task.instruction for name in names)
+        assert all(any(name in line for name in names) for line in lines)
+
+
+def test_a_visible_test_that_says_which_reports_are_left(tmp_path):
+    """On the repository with its bugs they all pass, and the hidden ones of every buggy file do not."""
+    for i, task in enumerate(reported()[:4]):
+        for path, data in {**task.repo, **task.hidden}.items():
+            (tmp_path / str(i) / path).parent.mkdir(exist_ok=True)
+            (tmp_path / str(i) / path).write_bytes(data)
+        visible = sorted(p for p in task.repo if p.startswith("test_"))
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        run = subprocess.run([*command, *visible], cwd=tmp_path / str(i), capture_output=True, timeout=60)
+        assert run.returncode == 0, run.stdout
+        for path in task.metadata["buggy_files"]:
+            hidden = [*command, f"test_hidden_{path}"]
+            assert (
+                subprocess.run(hidden, cwd=tmp_path / str(i), capture_output=True, timeout=60).returncode == 1
+            )
 
 
 def test_issue_levels():

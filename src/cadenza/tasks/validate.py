@@ -26,8 +26,8 @@ class Invalid:
 async def validate_tasks(tasks: Sequence[Task], backend: Any, concurrency: int = 4) -> list[Invalid]:
     """Runs every task without and with its gold patch; returns those that fail.
 
-    Valid: unrepaired, at least one visible and one hidden test fails; with the gold patch every expected test passes
-    and nothing but expected tests was collected. Both runs share one sandbox, the unrepaired one comes first.
+    Valid: unrepaired, at least one hidden test fails and one visible, or no visible one where reports tell of the bugs;
+    with the gold patch every expected test passes and nothing but expected tests was collected. Both runs share one sandbox, the unrepaired one comes first.
 
     Raises:
         SandboxGone, SandboxUnavailable: the backend failed; nothing is known about the remaining tasks.
@@ -56,7 +56,10 @@ async def _fault(task: Task, backend: Any) -> str | None:
             return "the unrepaired repository does not end"
         failed = [id for id in expected if before.tests.get(id) != "passed"]
         hidden = [id for id in failed if id.startswith("test_hidden_")]
-        if not hidden or len(hidden) == len(failed):
+        if task.metadata.get("reports"):
+            if not hidden or len(hidden) != len(failed):
+                return "the unrepaired repository passes its hidden tests, or fails a visible one: no report names it"
+        elif not hidden or len(hidden) == len(failed):
             return "the unrepaired repository passes its visible or its hidden tests"
         for path, data in changes.items():
             await (sandbox.remove(path) if data is None else sandbox.write(path, data))
