@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import subprocess
 import sys
@@ -31,6 +32,14 @@ def tasks(tmp_path_factory) -> list[Task]:
     return out
 
 
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory) -> list[Task]:
+    """Tasks whose bugs only a list of reports tells of."""
+    train = GeneratorConfig().splits["train"].model_copy(update={"count": 3, "reports_share": 1.0})
+    config = GeneratorConfig(seed=5, splits={"train": train})
+    return generate_split(config, "train", tmp_path_factory.mktemp("reported") / "train")
+
+
 def base_of(task: Task) -> dict[str, bytes]:
     return read_tree(task.directory / "environment" / "repo")
 
@@ -54,6 +63,18 @@ def test_tasks_whose_gold_fails_or_whose_bug_no_test_sees(tasks):
             return await validate_tasks(tasks, backend)
 
     assert asyncio.run(run()) == []
+
+
+@pytest.mark.needs_namespaces
+def test_a_task_whose_visible_tests_give_away_what_its_reports_tell(reported, tasks):
+    secret = dataclasses.replace(tasks[0], metadata={**tasks[0].metadata, "reports": True})
+
+    async def run():
+        async with LocalBackend() as backend:
+            return await validate_tasks([*reported, secret], backend)
+
+    (invalid,) = asyncio.run(run())
+    assert invalid.task_id == secret.id and "fails a visible one" in invalid.reason
 
 
 @pytest.mark.needs_namespaces

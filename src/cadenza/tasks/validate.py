@@ -27,7 +27,8 @@ async def validate_tasks(tasks: Sequence[Task], backend: Any, concurrency: int =
     """Runs every task without and with its gold patch; returns those that fail.
 
     Valid: unrepaired, at least one hidden test fails and one visible, or no visible one where reports tell of the bugs;
-    with the gold patch every expected test passes and nothing but expected tests was collected. Both runs share one sandbox, the unrepaired one comes first.
+    with the gold patch every expected test passes and nothing but expected tests was collected. Both runs share one
+    sandbox, the unrepaired one comes first.
 
     Raises:
         SandboxGone, SandboxUnavailable: the backend failed; nothing is known about the remaining tasks.
