@@ -21,6 +21,19 @@ class Training(StrictConfig):
     extra: Optimizer | None = None
 
 
+def test_a_table_with_one_key_resets_the_others_to_another_default():
+    class Outer(StrictConfig):
+        training: Training = Training(optimizer=Optimizer(learning_rate=0.5), steps=7)
+
+    assert parse_config(Outer, {"training": {}}) == Outer()
+    changed = parse_config(Outer, {"training": {"steps": 9}}).training
+    assert (changed.steps, changed.optimizer) == (9, Optimizer(learning_rate=0.5))
+    changed = parse_config(Outer, {"training": {"optimizer": {"log_every": 3}}}).training
+    assert (changed.steps, changed.optimizer) == (7, Optimizer(learning_rate=0.5, log_every=3))
+    with pytest.raises(ConfigError, match="training.optimizer.log_evry"):
+        parse_config(Outer, {"training": {"optimizer": {"log_evry": 3}}})
+
+
 def test_unknown_key_names_its_full_path_and_the_nearest_key():
     with pytest.raises(ConfigError) as failure:
         parse_config(Training, {"optimizer": {"learning_rat": 1.0}}, where="sft")

@@ -14,7 +14,15 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cadenza.core.errors import ConfigError
 
@@ -34,6 +42,29 @@ class StrictConfig(BaseModel):
         if isinstance(value, bool) and field is not None and field.annotation in (int, float):
             raise ValueError("true and false are no numbers")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_left_out_keep_this_fields_default(cls, values: Any) -> Any:
+        """``step = {router_replay = "pure"}`` keeps the rate of a stage whose default is ``Step(lr=1e-4)``; the class's
+        own default is another."""
+        if not isinstance(values, Mapping):
+            return values
+        filled = dict(values)
+        for name, field in cls.model_fields.items():
+            if isinstance(field.default, StrictConfig) and isinstance(values.get(name), Mapping):
+                filled[name] = _over(field.default, values[name])
+        return filled
+
+
+def _over(default: StrictConfig, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table, with the values that ``default`` was given for the keys it leaves out, tables in it alike."""
+    merged = {**{name: getattr(default, name) for name in default.model_fields_set}, **table}
+    for name in default.model_fields_set:
+        inner = getattr(default, name)
+        if isinstance(inner, StrictConfig) and isinstance(table.get(name), Mapping):
+            merged[name] = _over(inner, table[name])
+    return merged
 
 
 def operational(default: Any, **kwargs: Any) -> Any:
