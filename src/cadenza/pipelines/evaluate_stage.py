@@ -22,7 +22,13 @@ from cadenza.harness import Agent, demo_tools
 from cadenza.orchestration.engine_metrics import metrics_of
 from cadenza.orchestration.placement import Placement
 from cadenza.orchestration.pool import RolloutPool
-from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
+from cadenza.pipelines.services import (
+    ServicesConfig,
+    placement_of,
+    spawn_engine,
+    spawn_environment,
+    tell_other_limits,
+)
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.rollouts.trial import prompt_of
 from cadenza.tasks.directory import load_tasks
@@ -105,6 +111,7 @@ class Evaluate(Stage[EvaluateConfig]):
         config, folder = self.config, context.out / "evaluations"
         folder.mkdir(exist_ok=True)
         model = context.input(name)
+        tell_other_limits(context, model, config.services.environment.agent)
         runner = _Runner(self.config, context, placement, name, model)
         figures: Figures = {}
         try:

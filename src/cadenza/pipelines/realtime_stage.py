@@ -27,7 +27,13 @@ from cadenza.evaluation.report_inputs import DAMAGED, DRILL, DecisionRecord, app
 from cadenza.harness import Agent, demo_tools, save_limits
 from cadenza.orchestration.engine_metrics import metrics_of
 from cadenza.orchestration.placement import Remote
-from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
+from cadenza.pipelines.services import (
+    ServicesConfig,
+    placement_of,
+    spawn_engine,
+    spawn_environment,
+    tell_other_limits,
+)
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.realtime.canary import Canary, CanaryConfig
 from cadenza.realtime.feedback import FeedbackLog
@@ -113,6 +119,7 @@ class _Round:
         self.config, self.context = config, context
         self.asked, self.later = tasks[: config.answers], tasks[config.answers :][: config.canary_tasks]
         self.model = context.input("model")
+        tell_other_limits(context, self.model, config.services.environment.agent)
         self.run_key = context.rl_run
         self.served = 0
         self.figures: Figures = {}

@@ -15,7 +15,13 @@ from cadenza.core.types import Rollout, Task
 from cadenza.evaluation.report_inputs import MetricWriter, Span, append_lines, read_metrics
 from cadenza.harness import save_limits
 from cadenza.orchestration.rl_run import RLRun, RunConfig, Services
-from cadenza.pipelines.services import ServicesConfig, placement_of, spawn_engine, spawn_environment
+from cadenza.pipelines.services import (
+    ServicesConfig,
+    placement_of,
+    spawn_engine,
+    spawn_environment,
+    tell_other_limits,
+)
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.rollouts.record import to_bytes
 from cadenza.tasks.directory import load_tasks
@@ -65,6 +71,7 @@ class RL(Stage[RLConfig]):
         config = self.config
         tasks = load_tasks(context.input("tasks") / config.split)
         model = context.input("model")
+        tell_other_limits(context, model, config.services.environment.agent)
         tokenizer = Tokenizer.load(model)
         dtype = str(torch_dtype(config.services.engine.dtype)).removeprefix("torch.")
         names = RunConfig.model_fields

@@ -9,11 +9,12 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from cadenza.core.config import StrictConfig
+from cadenza.core.config import StrictConfig, differences
 from cadenza.harness import Limits, limits_of
 from cadenza.inference.requests import EngineConfig
 from cadenza.orchestration.environment import EnvironmentConfig, EnvironmentService
 from cadenza.orchestration.placement import Placement, Remote, make_placement
+from cadenza.pipelines.stages import StageContext
 
 
 class ServicesConfig(StrictConfig):
@@ -42,6 +43,23 @@ def limits_and_engine(model: Path) -> tuple[Limits, EngineConfig]:
     """The limits that a model was trained under, and an engine with room for its contexts. Raises CorruptArtifact."""
     limits = limits_of(model) or Limits()
     return limits, EngineConfig(max_context=max(EngineConfig().max_context, limits.max_context_tokens))
+
+
+def tell_other_limits(context: StageContext, model: Path, limits: Limits) -> list[str]:
+    """Says where agents would work under other limits than those that the model was trained under, which it may not
+    know how to keep to. Returns what differs, ``key: trained -> here``. Raises CorruptArtifact."""
+    trained = limits_of(model)
+    if trained is None:
+        return []
+    here, there = (each.model_dump(mode="json", exclude={"wall_s"}) for each in (limits, trained))
+    changed = differences(there, here)
+    if changed:
+        told = (
+            f"{context.name}: the model in {model.name} was trained under other limits: {'; '.join(changed)}"
+        )
+        context.progress.line(told)
+        context.logger.warning("%s", told)
+    return changed
 
 
 @contextmanager
