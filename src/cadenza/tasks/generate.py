@@ -296,21 +296,10 @@ def _build(
             if rows := [_row(plan, c) for c in cases_of if c.planned.module == i]:
                 target[path] = source_of_tests(module.name, rows).encode()
                 expected += [f"{path}::{name}" for name in names_of_tests(rows)]
-    symptoms = [_symptom(plan, c) for c in shown]
-    notes = {}
-    if drawn.reports:
-        answered = _answered(plan, cases, rng)
-        listed = reports_text(symptoms, answered, rng)
-        if not answered or len(listed) > _LONGEST_REPORTS:
-            return None
-        text = pointer_text(rng)
-        notes[REPORTS] = listed.encode()
-    else:
-        text = issue_text(symptoms, drawn.level, rng)
-    if not drawn.reports and leaks(
-        text, drawn.level, [s.name for s in symptoms], [s.purpose for s in symptoms]
-    ):
+    told = _told(drawn, cases, [_symptom(plan, c) for c in shown], rng)
+    if told is None:
         return None
+    text, listed = told
     metadata = {
         "split": split,
         "ambiguity": drawn.level,
@@ -324,7 +313,21 @@ def _build(
         "expected_tests": expected,
     }
     patch = make_patch(bad, {path: data for path, data in good.items() if bad[path] != data})
-    return TaskFiles(text + "\n", {**bad, **tests, **notes}, hidden_tests, patch, metadata)
+    return TaskFiles(text + "\n", {**bad, **tests, **listed}, hidden_tests, patch, metadata)
+
+
+def _told(
+    drawn: _Candidate, cases: list[_Case], symptoms: list[Symptom], rng: random.Random
+) -> tuple[str, dict[str, bytes]] | None:
+    """The issue, and the file of reports if it points to one; None where it says too much or a list is too long."""
+    if drawn.reports:
+        answered = _answered(drawn.plan, cases, rng)
+        listed = reports_text(symptoms, answered, rng)
+        text = pointer_text(rng)
+        return (text, {REPORTS: listed.encode()}) if answered and len(listed) <= _LONGEST_REPORTS else None
+    text = issue_text(symptoms, drawn.level, rng)
+    said = leaks(text, drawn.level, [s.name for s in symptoms], [s.purpose for s in symptoms])
+    return None if said else (text, {})
 
 
 def _answered(plan: Plan, cases: list[_Case], rng: random.Random) -> list[Answered]:
