@@ -319,7 +319,7 @@ def test_reports_are_read_again_only_where_nothing_carries_them_over(experts, re
         for entry in rollout.trace:
             left -= entry.get("tool") == "replace_def"
             if "carried" in entry:
-                named = [line for line in entry["carried"].splitlines() if line.startswith("fix ")]
+                named = [line for line in entry["carried"].splitlines() if line.startswith("- ")]
                 assert len(named) == left and ("all fixed" in entry["carried"]) == (left == 0)
     assert again == 0 if mode != "sliding" else again >= 4
 

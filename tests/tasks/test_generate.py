@@ -150,10 +150,10 @@ def test_a_list_of_reports_that_leaves_a_bug_out_or_says_it_elsewhere_too():
     for task in reported():
         lines = task.repo[REPORTS].decode().splitlines()
         assert REPORTS in task.instruction and len(task.repo[REPORTS]) <= 700
-        assert task.metadata["edits"] == len(task.metadata["buggy_files"]) == 3 < len(lines)
+        assert task.metadata["edits"] == len(task.metadata["buggy_files"]) == 3 == len(lines)
         names = re.findall(r"^(?:def|class) (\w+)", "\n".join(modules(task).values()), re.M)
         for path in task.metadata["buggy_files"]:
-            assert any(line.startswith(f"- {path}: ") for line in lines)
+            assert any(line.startswith(f"- {path}, ") for line in lines)
             assert path not in task.instruction
         assert not any(name in task.instruction for name in names)
         assert all(any(name in line for name in names) for line in lines)

@@ -94,8 +94,8 @@ class ScriptedExpert:
         self._unread: set[str] | None = None  # files the present context does not show; None in the first one
         self._here = ""  # all that the present context was given
         self._remaining: list[
-            tuple[str, str]
-        ] = []  # (path, definition) of the reports that are still to be mended
+            str
+        ] = []  # of the reports, how each that is still to be mended begins: file and name
         self._summarized = False  # what is left stands in a summary
         self._waiting: Call | None = None  # the call that a file is read again for
         self._read_again = 0  # how often it was by now
@@ -139,10 +139,11 @@ class ScriptedExpert:
     def _summary(self) -> str:
         """A short line for each thing to be mended, and two more at most."""
         lines = []
-        aims = self._remaining or ([self._aim] if self._aim is not None else [])
-        if REPORTS in self._base and not aims:
-            lines.append("all fixed")
-        lines += [f"fix {name} in {path}" for path, name in aims]
+        if REPORTS in self._base:
+            lines += self._remaining or ["all fixed"]
+        if self._aim is not None:
+            path, name = self._aim
+            lines.append(f"fix {name} in {path}")
         if self._mended:
             lines.append(f"fixed {' '.join(self._mended)}")
         if self._tests:
@@ -171,7 +172,7 @@ class ScriptedExpert:
             self._read_again += 1
             return Call("read_file", path)
         if call.name == "replace_def":
-            self._remaining = [(file, name) for file, name in self._remaining if file != path]
+            self._remaining = [start for start in self._remaining if not start.startswith(f"- {path}, ")]
         self._read_again = 0
         return call
 
@@ -230,9 +231,9 @@ class ScriptedExpert:
     def _work_off(self) -> Generator[Call, str, None]:
         """The run where a list of reports says what is wrong and no test does: one after the other, in its order."""
         listed = yield Call("read_file", REPORTS)
-        order = sorted(self._edits, key=lambda path: listed.index(f"- {path}: "))
-        self._remaining = [(path, self._edits[path][0].name) for path in order]
-        for path in order:
+        starts = [line.partition(":")[0] for line in listed.splitlines()]
+        self._remaining = starts
+        for path in [start.removeprefix("- ").partition(", ")[0] for start in starts]:
             if not _names(self._here, path):
                 yield Call("read_file", REPORTS)
             yield from self._read(path, self._edits[path])

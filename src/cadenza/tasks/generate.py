@@ -23,7 +23,7 @@ from cadenza.core.types import Task
 from cadenza.tasks.bugs import ALL_FAMILIES, DEMO_FAMILIES, UNSEEN_FAMILIES
 from cadenza.tasks.directory import TaskFiles, load_tasks, write_split
 from cadenza.tasks.draft import lit
-from cadenza.tasks.issues import REPORTS, Answered, Symptom, issue_text, leaks, pointer_text, reports_text
+from cadenza.tasks.issues import REPORTS, Symptom, issue_text, leaks, pointer_text, reports_text
 from cadenza.tasks.modules import names_of_tests, source_of_tests
 from cadenza.tasks.partition import PARTITION
 from cadenza.tasks.patch import make_patch
@@ -33,7 +33,6 @@ from cadenza.tasks.words import spoken
 
 _BATCH = 48
 _REPORTED_BUGS = 3
-_ANSWERED_QUESTIONS = (2, 3)
 _LONGEST_REPORTED = 16  # lines of a file that a report is about: the list is the long read
 _LONGEST_REPORTS = 700  # characters: what an agent reads in one call
 
@@ -45,8 +44,8 @@ class SplitConfig(StrictConfig):
 
     ``count``: tasks. ``two_edit_share``: of the tasks (0..1) that need two edits. ``max_modules``: files with code in a
     repository at most. ``reports_share``: of the tasks (0..1) whose issue only points to ``reports.md``, users' reports
-    about three bugs, each in a file of its own, with answered questions between them. No visible test fails in these:
-    the list has to be remembered, or read again.
+    about three bugs, each in a file of its own and with two examples. No visible test fails in these: the list has to
+    be remembered, or read again.
     """
 
     count: int = Field(gt=0)
@@ -321,33 +320,27 @@ def _told(
 ) -> tuple[str, dict[str, bytes]] | None:
     """The issue, and the file of reports if it points to one; None where it says too much or a list is too long."""
     if drawn.reports:
-        answered = _answered(drawn.plan, cases, rng)
-        listed = reports_text(symptoms, answered, rng)
-        text = pointer_text(rng)
-        return (text, {REPORTS: listed.encode()}) if answered and len(listed) <= _LONGEST_REPORTS else None
+        seconds = _second_symptoms(drawn.plan, cases, symptoms)
+        if seconds is None:
+            return None
+        listed = reports_text(list(zip(symptoms, seconds, strict=True)), rng)
+        return (pointer_text(rng), {REPORTS: listed.encode()}) if len(listed) <= _LONGEST_REPORTS else None
     text = issue_text(symptoms, drawn.level, rng)
     said = leaks(text, drawn.level, [s.name for s in symptoms], [s.purpose for s in symptoms])
     return None if said else (text, {})
 
 
-def _answered(plan: Plan, cases: list[_Case], rng: random.Random) -> list[Answered]:
-    """Questions about functions that are right, as many as there are calls for, in any file."""
-    targets = {(b.module, b.draft) for b in plan.bugs}
-    right = [c for c in cases if (c.planned.module, c.planned.draft) not in targets and not c.fails]
-    rng.shuffle(right)
-    out = []
-    for case in sorted(right[:6], key=lambda c: c.size)[: rng.choice(_ANSWERED_QUESTIONS)]:
-        module = plan.modules[case.planned.module]
-        call = case.planned.call
-        out.append(
-            Answered(
-                module.drafts[case.planned.draft].name,
-                "; ".join((*call.setup, call.expression)),
-                lit(case.seen.value),
-                module.path,
-            )
-        )
-    return out
+def _second_symptoms(plan: Plan, cases: list[_Case], symptoms: list[Symptom]) -> list[Symptom] | None:
+    """Another call for each bug that it breaks, the shortest there is; None if a bug has none."""
+    found = []
+    for i, (bug, first) in enumerate(zip(plan.bugs, symptoms, strict=True)):
+        own = [c for c in cases if (c.planned.module, c.planned.draft) == (bug.module, bug.draft)]
+        others = [_symptom(plan, c) for c in sorted(own, key=lambda c: c.size) if i in c.killed and c.fails]
+        other = next((s for s in others if s.call != first.call), None)
+        if other is None:
+            return None
+        found.append(other)
+    return found
 
 
 def _row(plan: Plan, case: _Case):

@@ -1,8 +1,8 @@
 """Issue texts in three ambiguity levels, from behaviour alone: what a user sees, never what the diff says.
 
 0 names the function and gives a call with what it does and should do; 1 says by its purpose what comes out wrong; 2 is
-one vague sentence that names at most the module or the domain. ``reports_text`` is a list of many such texts with
-answered questions between them: long to read, while what is left to do of it is short to remember.
+one vague sentence that names at most the module or the domain. ``reports_text`` is a list of several bugs
+with more examples: long to read, while what is left to do of it is short to remember.
 """
 
 from __future__ import annotations
@@ -61,13 +61,11 @@ _ALSO = ("Also: ", "And: ", "Then: ", "Second: ")
 _TWO = ("Two things are wrong. ", "Two bugs. ", "I found two problems. ", "")
 
 
-_ANSWERED = (
-    "{name}: is it right that {call} gives {value}? Yes, that is what it says.",
-    "I wondered why {call} gives {value}. It is documented, nothing to do.",
-    "{call} gives {value} here. Checked: this is correct.",
-    "Somebody asked whether {name} is right when {call} gives {value}. It is.",
-    "We thought that {call} should not give {value}, but it has to. Thank you.",
-    "Question about {name}: {call} gives {value}. Answered, it does what it should.",
+_TOO = (
+    "{call} {actual} as well, not {expected}.",
+    "Also {call} {actual} where {expected} is right.",
+    "And {call} {actual}, which should be {expected}.",
+    "The same with {call}: it {actual} and not {expected}.",
 )
 _POINTERS = (
     "Please work through {file} and fix what is wrong.",
@@ -78,22 +76,13 @@ _POINTERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A question that asks for no change: what ``call`` of ``name`` in ``module`` gives is right."""
-
-    name: str
-    call: str
-    value: str
-    module: str
-
-
-def reports_text(symptoms: list[Symptom], answered: list[Answered], rng: random.Random) -> str:
-    """One line a report, in a random order, each with the file that it is about. Ends with a newline."""
-    lines = [f"- {s.module}: {_one(s, 0, rng)}" for s in symptoms]
-    for a in answered:
-        text = rng.choice(_ANSWERED).format(name=a.name, call=a.call, value=a.value)
-        lines.append(f"- {a.module}: {text}")
+def reports_text(reports: list[tuple[Symptom, Symptom]], rng: random.Random) -> str:
+    """One line a report, in a random order: the file and the function it is about, and two calls that show the bug.
+    Ends with a newline."""
+    lines = []
+    for first, second in reports:
+        too = rng.choice(_TOO).format(call=second.call, actual=second.actual, expected=second.expected)
+        lines.append(f"- {first.module}, {first.name}: {_one(first, 0, rng)} {too}")
     rng.shuffle(lines)
     return "\n".join(lines) + "\n"
 
