@@ -45,17 +45,20 @@ class WholeLoop(Claim):
     arms = (
         Arm("prepare", ("tasks", "base", "cpt", "mtp", "long", "sft_summary", "sft_sliding")),
         # What is easy is said by SFT, before RL begins.
-        Arm("before", ("eval_before",), ("prepare",)),
+        Arm("before", ("eval_before", "eval_before_sliding"), ("prepare",)),
         Arm("rl_summary", ("rl_summary",), ("prepare",)),
         Arm("rl_sliding", ("rl_sliding",), ("prepare",)),
         Arm("rl_short", ("rl_short",), ("prepare",)),
         Arm("realtime", ("realtime",), ("prepare", "rl_summary")),
         Arm("eval_windows", ("eval_summary", "eval_sliding"), ("before", "rl_summary", "rl_sliding")),
         Arm("eval_short", ("eval_short",), ("eval_windows", "rl_short")),
+        # A window whose agent keeps a list, which the harness carries over: what else memory can be.
+        Arm("rl_todo", ("sft_todo", "rl_todo"), ("prepare",)),
+        Arm("eval_todo", ("eval_todo",), ("eval_windows", "rl_todo")),
         Arm("speculative", (), ("prepare", "rl_summary")),
         Arm("replay", (), ("prepare", "rl_summary")),
     )
-    evaluated = ("before", "eval_windows", "eval_short")
+    evaluated = ("before", "eval_windows", "eval_short", "eval_todo")
     conditions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "speculative": speculative.Sizes().conditions(),
         "replay": router_replay.Conditions().conditions(),
@@ -78,7 +81,8 @@ class WholeLoop(Claim):
     def figures(self, records: Records) -> list[Figure]:
         results = {k: self._by_policy(records, k) for (arm, k) in records if arm == "eval_windows"}
         with_price = {k: by for k, by in results.items() if ("eval_short", k) in records}
-        claims = [*_summaries(results), *_length(with_price)] if results else []
+        with_list = {k: by for k, by in results.items() if ("eval_todo", k) in records}
+        claims = [*_summaries(results), *_lists(with_list), *_length(with_price)] if results else []
         return [*claims, *_deltas(records), *_stages(records), *_model(records)]
 
     def _by_policy(self, records: Records, seed: int) -> dict[tuple[str, str], EvalResult]:
@@ -109,8 +113,19 @@ def _summaries(results: Results) -> list[Figure]:
             note = f"{new} {_runs(results, new)}; {old} {_runs(results, old)}"
             if old == "sft_summary":
                 note += "; all that RL has changed, not the summaries alone"
+            elif len(_outcomes(results, "sft_sliding", LONG)) == len(seeds):
+                note += f"; before RL {_rates(results, 'sft_summary')} and {_rates(results, 'sft_sliding')}"
             figures.append(points(name, paired_change(*sides), seeds=seeds, note=note))
     return figures
+
+
+def _lists(results: Results) -> list[Figure]:
+    """Summaries against a window whose agent keeps a list of what is left to do."""
+    if not results:
+        return []
+    change = paired_change(_outcomes(results, "rl_summary", LONG), _outcomes(results, "rl_todo", LONG))
+    note = f"rl_todo {_runs(results, 'rl_todo')}; no bar"
+    return [points("summary_vs_todo_points", change, seeds=list(results), note=note)]
 
 
 def _runs(results: Results, policy: str) -> str:
@@ -120,7 +135,14 @@ def _runs(results: Results, policy: str) -> str:
     tokens = sum(r.tokens for r in records) / len(records)
     several = sum(n > 1 for n in contexts) / max(1, len(contexts))
     mean = sum(contexts) / max(1, len(contexts))
-    return f"{tokens:.0f} sampled tokens a run, {mean:.1f} contexts, {several:.0%} took several"
+    budget = sum(r.ended == "budget" for r in records) / len(records)
+    told = f"solves {_rates(results, policy)} by seed, {tokens:.0f} sampled tokens a run, {mean:.1f} contexts, "
+    return told + f"{several:.0%} took several, {budget:.0%} ended by the budget"
+
+
+def _rates(results: Results, policy: str) -> str:
+    """pass@1 on the long split, seed by seed."""
+    return ", ".join(f"{np.nanmean(pass_at_k(o).values_N):.1%}" for o in _outcomes(results, policy, LONG))
 
 
 def _length(results: Results) -> list[Figure]:

@@ -21,7 +21,7 @@ class Training(StrictConfig):
     extra: Optimizer | None = None
 
 
-def test_a_table_with_one_key_resets_the_others_to_another_default():
+def test_a_table_with_one_key_that_resets_the_others_of_its_field_s_default():
     class Outer(StrictConfig):
         training: Training = Training(optimizer=Optimizer(learning_rate=0.5), steps=7)
 

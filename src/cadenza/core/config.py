@@ -52,8 +52,9 @@ class StrictConfig(BaseModel):
             return values
         filled = dict(values)
         for name, field in cls.model_fields.items():
-            if isinstance(field.default, StrictConfig) and isinstance(values.get(name), Mapping):
-                filled[name] = _over(field.default, values[name])
+            given = values.get(name)
+            if isinstance(given, Mapping) and type(field.default) is field.annotation:
+                filled[name] = _over(field.default, given)
         return filled
 
 
@@ -61,9 +62,9 @@ def _over(default: StrictConfig, table: Mapping[str, Any]) -> dict[str, Any]:
     """The table, with the values that ``default`` was given for the keys it leaves out, tables in it alike."""
     merged = {**{name: getattr(default, name) for name in default.model_fields_set}, **table}
     for name in default.model_fields_set:
-        inner = getattr(default, name)
-        if isinstance(inner, StrictConfig) and isinstance(table.get(name), Mapping):
-            merged[name] = _over(inner, table[name])
+        inner, given = getattr(default, name), table.get(name)
+        if isinstance(given, Mapping) and type(inner) is type(default).model_fields[name].annotation:
+            merged[name] = _over(inner, given)
     return merged
 
 

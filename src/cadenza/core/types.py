@@ -38,7 +38,7 @@ class Task:
     id: str
     directory: Path
     split: str
-    ambiguity: int  # 0 precise, 1 symptom only, 2 vague
+    ambiguity: int  # 0 precise, 1 symptom only, 2 vague, 3 told in another file
     source: str
     created_at: str  # ISO 8601
     metadata: dict[str, Any] = field(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 from cadenza.core.config import StrictConfig
@@ -36,7 +36,8 @@ _SPECIAL = re.compile(r"<\|[a-z_0-9]+\|>")
 
 
 class ExpertConfig(StrictConfig):
-    """Shares of runs (0..1) that take each optional step.
+    """Shares of runs (0..1) that take each optional step. Where a list of reports says what to do, only ``todo`` and
+    ``tests_last`` count.
 
     ``todo``: keeps a list of what is to be mended. ``list_dir_first``: looks at the folder before anything else.
     ``tests_first``: runs the tests before reading. ``grep_although_named``: searches although the issue names the
@@ -93,9 +94,9 @@ class ScriptedExpert:
         self._held = ""  # the result that came with the request for a summary
         self._unread: set[str] | None = None  # files the present context does not show; None in the first one
         self._here = ""  # all that the present context was given
-        self._remaining: list[
-            str
-        ] = []  # of the reports, how each that is still to be mended begins: file and name
+        self._remaining: list[str] | None = (
+            None  # how the reports still to be mended begin, once it knows them
+        )
         self._summarized = False  # what is left stands in a summary
         self._waiting: Call | None = None  # the call that a file is read again for
         self._read_again = 0  # how often it was by now
@@ -140,7 +141,9 @@ class ScriptedExpert:
         """A short line for each thing to be mended, and two more at most."""
         lines = []
         if REPORTS in self._base:
-            lines += self._remaining or ["all fixed"]
+            known = self._remaining is not None
+            left = self._remaining if self._remaining is not None else _starts(self._held)
+            lines += left or ["all fixed" if known else f"see {REPORTS}"]
         if self._aim is not None:
             path, name = self._aim
             lines.append(f"fix {name} in {path}")
@@ -171,7 +174,7 @@ class ScriptedExpert:
             self._waiting = call
             self._read_again += 1
             return Call("read_file", path)
-        if call.name == "replace_def":
+        if call.name == "replace_def" and self._remaining is not None:
             self._remaining = [start for start in self._remaining if not start.startswith(f"- {path}, ")]
         self._read_again = 0
         return call
@@ -212,7 +215,7 @@ class ScriptedExpert:
             names = ", ".join(edit.name for edit in edits)
             if listing:
                 yield Call("todo_write", "", f"- fix {names} in {path}"[:MOST_CHARACTERS])
-            yield from self._read(path, edits)
+            yield from self._read(path, lambda shown, edits=edits: all(e.old in shown for e in edits))
             if astray and not others:
                 yield from self._err_elsewhere(path, edits[0].name, unread=False)
             elif mistake and not astray and (yield from self._err(edits[0])):
@@ -229,21 +232,34 @@ class ScriptedExpert:
         yield Call("finish")
 
     def _work_off(self) -> Generator[Call, str, None]:
-        """The run where a list of reports says what is wrong and no test does: one after the other, in its order."""
-        listed = yield Call("read_file", REPORTS)
-        starts = [line.partition(":")[0] for line in listed.splitlines()]
+        """The run where a list of reports says what is wrong and no test does: one after the other, in its order. It
+        makes no mistakes, which nothing would show it."""
+        listing = self._config.todo > 0 and self._happens(self._config.todo)
+        starts = yield from self._consult()
         self._remaining = starts
-        for path in [start.removeprefix("- ").partition(", ")[0] for start in starts]:
+        if listing:
+            yield Call("todo_write", "", "\n".join(start[:MOST_CHARACTERS] for start in starts))
+        for start in starts:
+            path = start.removeprefix("- ").partition(", ")[0]
             if not _names(self._here, path):
-                yield Call("read_file", REPORTS)
-            yield from self._read(path, self._edits[path])
+                yield from self._consult()
+            yield from self._read(
+                path, lambda shown, path=path: all(e.old in shown for e in self._edits[path])
+            )
             for edit in self._edits[path]:
                 yield Call("replace_def", path, edit.new)
-        if listed.partition("\n")[0] not in self._here and not self._summarized:
-            yield Call("read_file", REPORTS)  # nothing else says that none is left
+            if listing:
+                left = self._remaining or [f"x {start.removeprefix('- ')}"]
+                yield Call("todo_write", "", "\n".join(item[:MOST_CHARACTERS] for item in left))
+        if not (self._summarized or listing or (starts and starts[0] in self._here)):
+            yield from self._consult()  # nothing else says that none is left
         if self._happens(self._config.tests_last):
             yield from self._test()
         yield Call("finish")
+
+    def _consult(self) -> Generator[Call, str, list[str]]:
+        """Reads the list of reports; how each begins."""
+        return _starts((yield from self._read(REPORTS, lambda shown: False)))
 
     def _find(self, path: str, edit: DefEdit) -> Generator[Call, str, None]:
         """Steps until something seen leads to ``path``."""
@@ -269,16 +285,17 @@ class ScriptedExpert:
         for other in others[: self._rng.randint(0, self._config.most_wrong_files)]:
             yield Call("read_file", other)
 
-    def _read(self, path: str, edits: list[DefEdit]) -> Generator[Call, str, None]:
-        """Reads the file, and on where a long file was cut, until every definition to write anew was seen."""
+    def _read(self, path: str, enough: Callable[[str], bool]) -> Generator[Call, str, str]:
+        """Reads the file, and on where a long file was cut, until it has seen enough; what it has seen."""
         shown, line = "", 1
         for _ in range(_MOST_READS):
             output = yield Call("read_file", path if line == 1 else f"{path} {line}")
             kept, cut, _ = output.rpartition("\n[cut: ")
             shown += f"{kept}\n" if cut else output
-            if not cut or all(edit.old in shown for edit in edits):
-                return
+            if not cut or enough(shown):
+                break
             line += kept.count("\n") + 1
+        return shown
 
     def _look_up(self, name: str, source: str) -> Generator[Call, str, None]:
         keyword = "class" if re.search(rf"^\s*class {name}\b", source, re.M) else "def"
@@ -353,6 +370,11 @@ class ScriptedExpert:
 
     def _mentions(self, name: str) -> bool:
         return _names(self._seen, name)
+
+
+def _starts(reports: str) -> list[str]:
+    """Of the lines of a list of reports: ``- FILE, NAME``."""
+    return re.findall(r"^(- [^,:\n]+, \w+):", reports, re.M)
 
 
 def _names(text: str, name: str) -> bool:

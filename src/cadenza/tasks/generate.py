@@ -8,9 +8,11 @@ Everything follows from ``GeneratorConfig``: same config, same bytes.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,8 @@ from cadenza.core.types import Task
 from cadenza.tasks.bugs import ALL_FAMILIES, DEMO_FAMILIES, UNSEEN_FAMILIES
 from cadenza.tasks.directory import TaskFiles, load_tasks, write_split
 from cadenza.tasks.draft import lit
-from cadenza.tasks.issues import REPORTS, Symptom, issue_text, leaks, pointer_text, reports_text
-from cadenza.tasks.modules import names_of_tests, source_of_tests
+from cadenza.tasks.issues import LISTED, REPORTS, Symptom, issue_text, leaks, pointer_text, reports_text
+from cadenza.tasks.modules import MAX_LINES, names_of_tests, source_of_tests
 from cadenza.tasks.partition import PARTITION
 from cadenza.tasks.patch import make_patch
 from cadenza.tasks.plan import Plan, PlannedCall, draw_plan
@@ -33,7 +35,7 @@ from cadenza.tasks.words import spoken
 
 _BATCH = 48
 _REPORTED_BUGS = 3
-_LONGEST_REPORTED = 16  # lines of a file that a report is about: the list is the long read
+_LONGEST_REPORTED = 16  # lines of a file beside a list of reports: the list is the long read
 _LONGEST_REPORTS = 700  # characters: what an agent reads in one call
 
 __all__ = ["GeneratorConfig", "SplitConfig", "draw_tasks", "generate_split", "load_tasks", "planted_tasks"]
@@ -114,6 +116,10 @@ class GeneratorConfig(StrictConfig):
                 raise ValueError(f"unknown split {name!r}")
             if bad := [f for f in split.families if f not in ALL_FAMILIES]:
                 raise ValueError(f"unknown bug families in split {name}: {', '.join(bad)}")
+            if split.reports_share and split.max_modules < _REPORTED_BUGS:
+                raise ValueError(
+                    f"split {name}: reports are about {_REPORTED_BUGS} files, max_modules is less"
+                )
             if not split.families:
                 raise ValueError(f"split {name} has no families")
             if not name.startswith("heldout") and (bad := set(split.families) & set(self.unseen_families)):
@@ -145,10 +151,10 @@ def planted_tasks(config: GeneratorConfig, split: str) -> Iterator[TaskFiles]:
     """Endless screened tasks of a split, in a fixed order, no buggy function twice."""
     settings = config.splits[split]
     used: set[str] = set()
-    accepted = _Accepted(dict.fromkeys(settings.families, 0))
+    made = _Made(settings.reports_share, dict.fromkeys(settings.families, 0))
     start = 0
     while True:
-        drawn = [(i, _candidate(config, split, accepted, i)) for i in range(start, start + _BATCH)]
+        drawn = [(i, _candidate(config, split, made, i)) for i in range(start, start + _BATCH)]
         start += _BATCH
         drafts = [(i, drawn) for i, drawn in drawn if drawn]
         screened = screen([drawn.plan.probe() for _, drawn in drafts])
@@ -159,8 +165,9 @@ def planted_tasks(config: GeneratorConfig, split: str) -> Iterator[TaskFiles]:
                 continue
             if files := _build(drawn, result, split, config.created_at, rng):
                 used |= keys
-                accepted.add(drawn)
-                yield files
+                made.hold(drawn, files)
+            while ready := made.take():
+                yield ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,30 +180,40 @@ class _Candidate:
 
 
 @dataclass(slots=True)
-class _Accepted:
-    """Tasks so far: ``families`` by bug, ``tasks`` in all, ``reports`` of them with a list."""
+class _Made:
+    """Tasks so far. ``families``: by bug. ``taken`` of them went out, in an order in which every stretch has its share
+    of tasks with reports; the others are held until it is their turn."""
 
+    share: float
     families: dict[str, int]
-    tasks: int = 0
-    reports: int = 0
+    taken: int = 0
+    held: dict[bool, deque[TaskFiles]] = field(default_factory=lambda: {True: deque(), False: deque()})
 
-    def add(self, candidate: _Candidate) -> None:
-        self.tasks += 1
-        self.reports += candidate.reports
+    def hold(self, candidate: _Candidate, files: TaskFiles) -> None:
         for bug in candidate.plan.bugs:
             self.families[bug.mutation.family] += 1
+        self.held[candidate.reports].append(files)
 
-    def chance_of_reports(self, share: float) -> float:
-        """Above the share while there are too few: three bugs at once survive screening less often than one."""
-        if share in (0.0, 1.0):
-            return share
-        return 1 - (1 - share) / 10 if self.reports < share * (self.tasks + 1) else share / 10
+    def take(self) -> TaskFiles | None:
+        """The next task, if there is one of the kind whose turn it is."""
+        before, after = (math.floor(n * self.share + 1e-9) for n in (self.taken, self.taken + 1))
+        held = self.held[after > before]
+        if not held:
+            return None
+        self.taken += 1
+        return held.popleft()
+
+    def chance_of_reports(self) -> float:
+        """Of the next candidate. High until one is to spare: three bugs at once rarely survive screening."""
+        if self.share in (0.0, 1.0):
+            return self.share
+        return 0.1 if len(self.held[True]) > len(self.held[False]) else 0.9
 
 
-def _candidate(config: GeneratorConfig, split: str, accepted: _Accepted, index: int) -> _Candidate | None:
+def _candidate(config: GeneratorConfig, split: str, made: _Made, index: int) -> _Candidate | None:
     settings = config.splits[split]
     rng = random.Random(f"{config.seed}/{split}/{index}")
-    chance = accepted.chance_of_reports(settings.reports_share)
+    chance = made.chance_of_reports()
     reports = (
         chance > 0 and rng.random() < chance
     )  # without them nothing is drawn: older splits stay as they are
@@ -204,17 +221,14 @@ def _candidate(config: GeneratorConfig, split: str, accepted: _Accepted, index: 
         edits = _REPORTED_BUGS
     else:
         edits = 2 if rng.random() < settings.two_edit_share else 1
-    families = tuple(_family(config, settings, accepted.families, rng) for _ in range(edits))
+    families = tuple(_family(config, settings, made.families, rng) for _ in range(edits))
     apart = reports or (edits == 2 and (settings.two_files or rng.random() < 0.5))
-    level = 0 if reports else rng.choices((0, 1, 2), settings.levels)[0]
+    level = LISTED if reports else rng.choices((0, 1, 2), settings.levels)[0]
     low = edits if apart else 1
-    modules = max(low, min(rng.choice((1, 2, 2, 3, 3, 4, 5, 6)), settings.max_modules))
-    plan = draw_plan(rng, split, families, modules, apart)
-    if plan is None or (
-        reports and any(len(plan.modules[b.module].lines) > _LONGEST_REPORTED for b in plan.bugs)
-    ):
-        return None
-    return _Candidate(plan, level, reports)
+    modules = max(low, min(rng.choice((5, 6) if reports else (1, 2, 2, 3, 3, 4, 5, 6)), settings.max_modules))
+    most_lines = _LONGEST_REPORTED if reports else MAX_LINES
+    plan = draw_plan(rng, split, families, modules, apart, most_lines)
+    return _Candidate(plan, level, reports) if plan else None
 
 
 def _family(
@@ -280,10 +294,11 @@ def _build(
     visible, hidden, shown = chosen
     if drawn.reports:  # a test that fails would say what is left to do
         targets = {(b.module, b.draft) for b in plan.bugs}
-        hidden = shown + hidden
         visible = [c for c in visible if (c.planned.module, c.planned.draft) not in targets and not c.fails]
         if not visible:
             return None
+        # Not all of them: what no test touches would be what is wrong.
+        visible = [c for c in visible if rng.random() < 0.5] or visible[:1]
     good = {f"{name}.py": text.encode() for name, text in plan.sources(()).items()}
     bad = {f"{name}.py": text.encode() for name, text in plan.sources(plan.bugs).items()}
     tests, hidden_tests, expected = {}, {}, []
@@ -295,7 +310,7 @@ def _build(
             if rows := [_row(plan, c) for c in cases_of if c.planned.module == i]:
                 target[path] = source_of_tests(module.name, rows).encode()
                 expected += [f"{path}::{name}" for name in names_of_tests(rows)]
-    told = _told(drawn, cases, [_symptom(plan, c) for c in shown], rng)
+    told = _told(drawn, [c for c in cases if c not in hidden], [_symptom(plan, c) for c in shown], rng)
     if told is None:
         return None
     text, listed = told
@@ -318,7 +333,8 @@ def _build(
 def _told(
     drawn: _Candidate, cases: list[_Case], symptoms: list[Symptom], rng: random.Random
 ) -> tuple[str, dict[str, bytes]] | None:
-    """The issue, and the file of reports if it points to one; None where it says too much or a list is too long."""
+    """The issue, and the file of reports if it points to one; None where it says too much or a list is too long.
+    ``cases``: those that no hidden test has."""
     if drawn.reports:
         seconds = _second_symptoms(drawn.plan, cases, symptoms)
         if seconds is None:

@@ -11,6 +11,7 @@ import random
 import re
 from dataclasses import dataclass
 
+LISTED = 3  # the level of an issue that says nothing itself and points to a list that says all
 REPORTS = "reports.md"  # the file of a repository that lists what users have reported
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cadenza.tasks.archetypes import draw_in
 from cadenza.tasks.draft import Call, Draft, spec_digest
 from cadenza.tasks.families import Mutation, mutations
-from cadenza.tasks.modules import Module, draw_module
+from cadenza.tasks.modules import MAX_LINES, Module, draw_module
 from cadenza.tasks.partition import owned_by
 from cadenza.tasks.screen import Probe
 from cadenza.tasks.words import THEMES
@@ -89,6 +89,7 @@ def draw_plan(
     families: tuple[str, ...],
     modules: int,
     apart: bool,
+    most_lines: int = MAX_LINES,
 ) -> Plan | None:
     """One candidate; None if the drawn functions offer no site.
 
@@ -97,13 +98,14 @@ def draw_plan(
         families: one per bug.
         modules: number of files without tests, at least ``len(families)`` if ``apart``.
         apart: every bug in a file of its own; otherwise two into two functions of one file.
+        most_lines: of a file.
     """
     owns = owned_by(split)
     theme = rng.choice(THEMES)
     targets = [_target(rng, owns, theme, family) for family in families]
     if any(t is None for t in targets):
         return None
-    built = _repository(rng, owns, theme, [t for t in targets if t], modules, apart)
+    built = _repository(rng, owns, theme, [t for t in targets if t], modules, apart, most_lines)
     if built is None:
         return None
     repository, bugs = built
@@ -123,7 +125,9 @@ def _target(
     return None
 
 
-def _repository(rng, owns, theme, targets, count, apart) -> tuple[tuple[Module, ...], tuple[Bug, ...]] | None:
+def _repository(
+    rng, owns, theme, targets, count, apart, most_lines
+) -> tuple[tuple[Module, ...], tuple[Bug, ...]] | None:
     """Modules around the targets, shuffled; imported modules stay before their users."""
     taken: set[str] = {t[0].name for t in targets}
     if len(taken) < len(targets):
@@ -132,7 +136,7 @@ def _repository(rng, owns, theme, targets, count, apart) -> tuple[tuple[Module, 
     modules: list[Module] = []
     for group in groups:
         module = _around(rng, owns, theme, [t[0] for t in group], taken)
-        if module is None:
+        if module is None or len(module.lines) > most_lines:
             return None
         modules.append(module)
     usable = [(m.name, d) for m in modules for d in m.drafts if d.shape]
@@ -142,6 +146,8 @@ def _repository(rng, owns, theme, targets, count, apart) -> tuple[tuple[Module, 
         module = draw_module(rng, owns, other, frozenset(taken), using=using)
         if not module.drafts:
             return None
+        if len(module.lines) > most_lines:
+            continue
         modules.append(module)
         taken |= {module.name, *(d.name for d in module.drafts)}
     bugs = []
@@ -160,7 +166,7 @@ def _around(rng, owns, theme, drafts: list[Draft], taken: set[str]) -> Module | 
         both = list(drafts)
         rng.shuffle(both)
         module = Module(module.name, theme, tuple(both))
-    if len(module.lines) > 28:
+    if len(module.lines) > MAX_LINES:
         return None
     taken |= {module.name, *(d.name for d in module.drafts)}
     return module

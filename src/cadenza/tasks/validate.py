@@ -58,8 +58,10 @@ async def _fault(task: Task, backend: Any) -> str | None:
         failed = [id for id in expected if before.tests.get(id) != "passed"]
         hidden = [id for id in failed if id.startswith("test_hidden_")]
         if task.metadata.get("reports"):
-            if not hidden or len(hidden) != len(failed):
-                return "the unrepaired repository passes its hidden tests, or fails a visible one: no report names it"
+            if len(hidden) != len(failed):
+                return "a visible test fails, which only its reports should tell"
+            if not hidden:
+                return "the unrepaired repository passes its hidden tests"
         elif not hidden or len(hidden) == len(failed):
             return "the unrepaired repository passes its visible or its hidden tests"
         for path, data in changes.items():
