@@ -324,6 +324,36 @@ def test_reports_are_read_again_only_where_nothing_carries_them_over(experts, re
     assert again == 0 if mode != "sliding" else again >= 4
 
 
+def test_a_list_of_the_experts_own_makes_up_for_what_a_window_forgets(experts, reported_tasks):
+    windows = WindowConfig(mode="sliding", trigger=1200, most=24)
+    limits = BIG.model_copy(update={"max_turns": 60, "windows": windows})
+    for rollout in experts(reported_tasks, ExpertConfig(todo=1.0), limits, 1):
+        assert rollout.verdict.score == 1.0 and len(rollout.segments) > 1
+        summary = rollout.trace[-1]["summary"]
+        assert summary["open_todos"] == summary["needless_reruns"] == 0
+        calls = [e["call"].split("\n")[0] for e in rollout.trace if "call" in e]
+        assert calls.count(f"read_file {REPORTS}") == 1 and calls.count("todo_write") == 4
+
+
+@pytest.mark.parametrize("most", [40, 150])
+def test_a_list_that_one_result_cannot_hold_is_read_on(experts, reported_tasks, most):
+    limits = BIG.model_copy(update={"max_output_tokens": most, "max_turns": 90})
+    for rollout in experts(reported_tasks, ExpertConfig(), limits, 1):
+        reads = [e["call"] for e in rollout.trace if e.get("call", "").startswith(f"read_file {REPORTS}")]
+        assert rollout.verdict.score == 1.0 or most == 40
+        assert len(reads) > 1 or most == 150
+
+
+def test_a_summary_before_the_list_was_seen_does_not_say_that_all_is_fixed(experts, reported_tasks):
+    windows = WindowConfig(mode="summary", trigger=350, summary_tokens=256, most=24)
+    limits = BIG.model_copy(update={"max_turns": 60, "windows": windows})
+    for rollout in experts(reported_tasks, ExpertConfig(), limits, 1):
+        first = next(e["carried"] for e in rollout.trace if "carried" in e)
+        assert len([line for line in first.splitlines() if line.startswith("- ")]) >= 2
+        fixed = sum(e.get("tool") == "replace_def" for e in rollout.trace)
+        assert rollout.verdict.score == 1.0 and fixed == 3
+
+
 def test_demonstrations_in_several_contexts_leave_out_the_wrong_turns(experts, hard_tasks):
     windows = WindowConfig(mode="summary", trigger=500, summary_tokens=256, most=12)
     limits = BIG.model_copy(update={"max_turns": 40, "windows": windows})

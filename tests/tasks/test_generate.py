@@ -19,7 +19,7 @@ from cadenza.tasks.bugs import DEMO_FAMILIES, UNSEEN_FAMILIES
 from cadenza.tasks.directory import TaskFiles, load_task
 from cadenza.tasks.draft import spec_digest
 from cadenza.tasks.generate import GeneratorConfig, SplitConfig, draw_tasks, generate_split, load_tasks
-from cadenza.tasks.issues import REPORTS, Symptom, issue_text, leaks
+from cadenza.tasks.issues import LISTED, REPORTS, Symptom, issue_text, leaks
 from cadenza.tasks.modules import MAX_LINES
 from cadenza.tasks.partition import owner_of
 from cadenza.tasks.patch import apply_patch
@@ -133,17 +133,28 @@ def test_an_issue_that_says_more_than_its_level(split):
 
 
 REPORTED = GeneratorConfig(
-    seed=11, splits={"train": SplitConfig(count=240, families=DEMO_FAMILIES, reports_share=0.5)}
+    seed=11, splits={"train": SplitConfig(count=10, families=DEMO_FAMILIES, reports_share=1.0)}
 )
 
 
 @cache
 def reported() -> list[TaskFiles]:
-    return [t for t in draw_tasks(REPORTED, "train", 240) if "reports" in t.metadata]
+    return list(draw_tasks(REPORTED, "train", 10))
 
 
-def test_a_share_of_reports_that_screening_makes_smaller():
-    assert 90 <= len(reported()) <= 150
+@pytest.mark.parametrize(("share", "count"), [(0.02, 8), (0.5, 6), (0.25, 9)])
+def test_a_beginning_of_a_split_with_another_share_of_reports_than_the_whole(share, count):
+    config = REPORTED.splits["train"].model_copy(update={"reports_share": share})
+    drawn = draw_tasks(GeneratorConfig(seed=11, splits={"train": config}), "train", count)
+    having = [bool(t.metadata.get("reports")) for t in drawn]
+    assert all(sum(having[:n]) == int(n * share + 1e-9) for n in range(count + 1))
+
+
+def test_reports_on_more_files_than_a_repository_may_have():
+    with pytest.raises(ValidationError, match="reports are about 3 files"):
+        GeneratorConfig.model_validate(
+            {"splits": {"val": {"count": 1, "reports_share": 0.5, "max_modules": 2}}}
+        )
 
 
 def test_a_list_of_reports_that_leaves_a_bug_out_or_says_it_elsewhere_too():
@@ -157,6 +168,18 @@ def test_a_list_of_reports_that_leaves_a_bug_out_or_says_it_elsewhere_too():
             assert path not in task.instruction
         assert not any(name in task.instruction for name in names)
         assert all(any(name in line for name in names) for line in lines)
+        assert task.metadata["ambiguity"] == LISTED and task.metadata["files"] >= 5
+        asked = {call_of(body) for test in task.hidden.values() for body in bodies(test.decode())}
+        told = task.repo[REPORTS].decode()
+        assert len(asked) >= 3 and not any(
+            f" {call} {word}" in told for call in asked for word in ("gives", "raises")
+        )
+
+
+def call_of(test: str) -> str:
+    """As an issue says it: statements and the call, without what is expected."""
+    *setup, asked = test.splitlines()
+    return "; ".join([*setup, asked.removeprefix("assert ").partition(" == ")[0]]).replace("'", '"')
 
 
 def test_a_visible_test_that_says_which_reports_are_left(tmp_path):
