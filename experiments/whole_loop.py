@@ -136,8 +136,8 @@ def _runs(results: Results, policy: str) -> str:
     several = sum(n > 1 for n in contexts) / max(1, len(contexts))
     mean = sum(contexts) / max(1, len(contexts))
     budget = sum(r.ended == "budget" for r in records) / len(records)
-    told = f"solves {_rates(results, policy)} by seed, {tokens:.0f} sampled tokens a run, {mean:.1f} contexts, "
-    return told + f"{several:.0%} took several, {budget:.0%} ended by the budget"
+    told = f"solves {_rates(results, policy)} by seed, {tokens:.0f} sampled tokens a run"
+    return told + f", {mean:.1f} contexts, {several:.0%} took several, {budget:.0%} ended by the budget"
 
 
 def _rates(results: Results, policy: str) -> str:
