@@ -335,13 +335,11 @@ def test_a_list_of_the_experts_own_makes_up_for_what_a_window_forgets(experts, r
         assert calls.count(f"read_file {REPORTS}") == 1 and calls.count("todo_write") == 4
 
 
-@pytest.mark.parametrize("most", [40, 150])
-def test_a_list_that_one_result_cannot_hold_is_read_on(experts, reported_tasks, most):
-    limits = BIG.model_copy(update={"max_output_tokens": most, "max_turns": 90})
+def test_a_list_that_one_result_cannot_hold_is_read_on(experts, reported_tasks):
+    limits = BIG.model_copy(update={"max_output_tokens": 300, "max_turns": 90})
     for rollout in experts(reported_tasks, ExpertConfig(), limits, 1):
         reads = [e["call"] for e in rollout.trace if e.get("call", "").startswith(f"read_file {REPORTS}")]
-        assert rollout.verdict.score == 1.0 or most == 40
-        assert len(reads) > 1 or most == 150
+        assert rollout.verdict.score == 1.0 and len(reads) > 1
 
 
 def test_a_summary_before_the_list_was_seen_does_not_say_that_all_is_fixed(experts, reported_tasks):

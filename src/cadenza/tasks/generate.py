@@ -214,9 +214,8 @@ def _candidate(config: GeneratorConfig, split: str, made: _Made, index: int) -> 
     settings = config.splits[split]
     rng = random.Random(f"{config.seed}/{split}/{index}")
     chance = made.chance_of_reports()
-    reports = (
-        chance > 0 and rng.random() < chance
-    )  # without them nothing is drawn: older splits stay as they are
+    # Without reports nothing is drawn: splits that have none stay as they are.
+    reports = chance > 0 and rng.random() < chance
     if reports:
         edits = _REPORTED_BUGS
     else:

@@ -1,4 +1,4 @@
-"""Issue texts in three ambiguity levels, from behaviour alone: what a user sees, never what the diff says.
+"""Issue texts in ambiguity levels, from behaviour alone: what a user sees, never what the diff says.
 
 0 names the function and gives a call with what it does and should do; 1 says by its purpose what comes out wrong; 2 is
 one vague sentence that names at most the module or the domain. ``reports_text`` is a list of several bugs
