@@ -39,6 +39,7 @@ demo: $(STAMP) ## train the demo agent from tasks to report; QUICK=1 for a short
 proof: $(STAMP) ## measure the claims that are not recorded yet (hours; resumable by claim, arm and seed)
 	$(BIN)/python experiments/first_loop.py
 	$(BIN)/python experiments/whole_loop.py
+	$(BIN)/python experiments/length_price.py
 
 .PHONY: test
 test: $(STAMP) test-deps lint docs ## everything a change must pass

@@ -1,4 +1,4 @@
-"""The claims of the whole loop: summaries against a sliding window, and what a price on length does.
+"""The claims of the whole loop: summaries against a sliding window, guessing ahead, replay, deltas, a round with users.
 
     python experiments/whole_loop.py                     everything that is not done yet
     python experiments/whole_loop.py --list              what is done, what remains
@@ -29,16 +29,13 @@ from cadenza.evaluation.statistics import (
     Outcomes,
     paired_change,
     pass_at_k,
-    saved_shares,
 )
 
 LONG = "heldout_hard"  # the split whose tasks need several contexts
-EASY_SHARE = 1 / 3  # of the tasks, by how often SFT solves them: fixed before RL is looked at
-MARGIN_POINTS = -5.0
 
 
 class WholeLoop(Claim):
-    """Summaries, trained and not, against a sliding window; length with and without a price."""
+    """Summaries, trained and not, against a sliding window, and what the model that they leave can do."""
 
     name = "whole_loop"
     recipe = "proof-loop"
@@ -48,17 +45,15 @@ class WholeLoop(Claim):
         Arm("before", ("eval_before", "eval_before_sliding"), ("prepare",)),
         Arm("rl_summary", ("rl_summary",), ("prepare",)),
         Arm("rl_sliding", ("rl_sliding",), ("prepare",)),
-        Arm("rl_short", ("rl_short",), ("prepare",)),
         Arm("realtime", ("realtime",), ("prepare", "rl_summary")),
         Arm("eval_windows", ("eval_summary", "eval_sliding"), ("before", "rl_summary", "rl_sliding")),
-        Arm("eval_short", ("eval_short",), ("eval_windows", "rl_short")),
         # A window whose agent keeps a list, which the harness carries over: what else memory can be.
         Arm("rl_todo", ("sft_todo", "rl_todo"), ("prepare",)),
         Arm("eval_todo", ("eval_todo",), ("eval_windows", "rl_todo")),
         Arm("speculative", (), ("prepare", "rl_summary")),
         Arm("replay", (), ("prepare", "rl_summary")),
     )
-    evaluated = ("before", "eval_windows", "eval_short", "eval_todo")
+    evaluated = ("before", "eval_windows", "eval_todo")
     conditions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "speculative": speculative.Sizes().conditions(),
         "replay": router_replay.Conditions().conditions(),
@@ -80,9 +75,8 @@ class WholeLoop(Claim):
 
     def figures(self, records: Records) -> list[Figure]:
         results = {k: self._by_policy(records, k) for (arm, k) in records if arm == "eval_windows"}
-        with_price = {k: by for k, by in results.items() if ("eval_short", k) in records}
         with_list = {k: by for k, by in results.items() if ("eval_todo", k) in records}
-        claims = [*_summaries(results), *_lists(with_list), *_length(with_price)] if results else []
+        claims = [*_summaries(results), *_lists(with_list)] if results else []
         return [*claims, *_deltas(records), *_stages(records), *_model(records)]
 
     def _by_policy(self, records: Records, seed: int) -> dict[tuple[str, str], EvalResult]:
@@ -143,36 +137,6 @@ def _runs(results: Results, policy: str) -> str:
 def _rates(results: Results, policy: str) -> str:
     """pass@1 on the long split, seed by seed."""
     return ", ".join(f"{np.nanmean(pass_at_k(o).values_N):.1%}" for o in _outcomes(results, policy, LONG))
-
-
-def _length(results: Results) -> list[Figure]:
-    """By how much the price made answers shorter, on easy and on hard tasks, and what it cost."""
-    seeds = list(results)
-    sft, long, short = (_outcomes(results, p, "heldout") for p in ("sft_summary", "rl_summary", "rl_short"))
-    if not seeds or not len(sft) == len(long) == len(short) == len(seeds):
-        return []
-    easy = [_easiest(o) for o in sft]
-    hard = [set(o.task_ids) - chosen for o, chosen in zip(sft, easy, strict=True)]
-    drops = saved_shares(long, short, {"easy": easy, "hard": hard})
-    note = "sampled tokens saved, in hundredths; of all tasks' tokens together"
-    names = {
-        "easy": "length_drop_easy",
-        "hard": "length_drop_hard",
-        "easy-hard": "length_drop_easy_over_hard",
-    }
-    figures = [points(names[group], drop, seeds=seeds, note=note) for group, drop in drops.items()]
-    change = paired_change(short, long)
-    _, low, _ = change.points()
-    word = "met" if low > MARGIN_POINTS else "missed"
-    note = f"bar: lower bound above {MARGIN_POINTS:g}: {word}"
-    return [*figures, points("length_pass1_change_points", change, seeds=seeds, note=note)]
-
-
-def _easiest(sft: Outcomes) -> set[str]:
-    """The third of the tasks that SFT solves most often; ties by name, so that it is always the same third."""
-    rates = pass_at_k(sft)
-    order = sorted(zip(-np.nan_to_num(rates.values_N), rates.task_ids, strict=True))
-    return {task for _, task in order[: round(EASY_SHARE * len(order))]}
 
 
 def _deltas(records: Records) -> list[Figure]:

@@ -15,7 +15,7 @@ from cadenza.core.errors import ConfigError, MissingArtifact
 from cadenza.core.files import write_json
 from cadenza.rollouts.record import write_rollouts
 
-SKILL = {"sft_summary": -0.5, "rl_summary": 1.0, "rl_sliding": -0.2, "rl_short": 0.9}
+SKILL = {"sft_summary": -0.5, "rl_summary": 1.0, "rl_sliding": -0.2}
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +25,15 @@ def driver():
 
 
 def records_of(driver, tmp_path, seeds=(0, 1)) -> dict[tuple[str, int], dict[str, Any]]:
-    """Evaluations of two seeds on disk, and records that name them. ``rl_short`` needs fewer tokens on every task."""
+    """Evaluations of two seeds on disk, and records that name them."""
     folder = tmp_path / "whole_loop" / "evaluations"
     records: dict[tuple[str, int], dict[str, Any]] = {}
     for seed in seeds:
-        arms = {"sft_summary": "before", "rl_short": "eval_short"}
-        names: dict[str, list[str]] = {"before": [], "eval_windows": [], "eval_short": []}
+        arms = {"sft_summary": "before"}
+        names: dict[str, list[str]] = {"before": [], "eval_windows": []}
         for policy, skill in SKILL.items():
             for suite, tasks in (("heldout_hard", 60), ("heldout", 90)):
                 made = evaluation(policy, suite, seed, 0.6, tasks, 4, skill=skill)
-                if policy == "rl_short":
-                    easy = [r.model_copy(update={"tokens": round(r.tokens * 0.7)}) for r in made.records]
-                    made = made.model_copy(update={"records": tuple(easy)})
                 name = f"{policy}-{suite}-seed{seed}.json"
                 names[arms.get(policy, "eval_windows")].append(name)
                 made.save(folder / name)
@@ -57,20 +54,13 @@ def test_a_figure_of_the_whole_loop_is_missing_or_of_another_pair(driver, tmp_pa
     claim = driver.WholeLoop(tmp_path, tmp_path / "runs")
     figures = {f.figure: f for f in claim.figures(records_of(driver, tmp_path))}
     assert set(figures) == {
-        "summary_vs_window_points", "summary_rl_vs_sft_points", "length_drop_easy", "length_drop_hard",
-        "length_drop_easy_over_hard", "length_pass1_change_points", "delta_vs_full", "swap_pause_steps",
+        "summary_vs_window_points", "summary_rl_vs_sft_points", "delta_vs_full", "swap_pause_steps",
         "rollouts_spanning_versions", "longctx_perplexity_ratio", "bad_checkpoint_refused",
     }  # fmt: skip
     gain = figures["summary_vs_window_points"]
     assert gain.seeds == (0, 1) and gain.n == 60 and gain.interval and gain.interval[0] > 0
     assert figures["summary_rl_vs_sft_points"].value > gain.value
-    assert "bar" in (figures["length_pass1_change_points"].note or "")
-    for name in ("length_drop_easy", "length_drop_hard"):
-        assert figures[name].value == pytest.approx(30, abs=3), "the share of tokens saved, in hundredths"
-    assert figures["length_drop_easy_over_hard"].value == pytest.approx(0, abs=3)
     assert "took several" in (gain.note or "")
-    easy, hard = (figures[f"length_drop_{name}"].n or 0 for name in ("easy", "hard"))
-    assert 30 <= easy < 60 <= hard < 90, "a third of the tasks for each seed, by that seed's SFT"
     assert figures["longctx_perplexity_ratio"].value == 0.8 and figures["bad_checkpoint_refused"].value == 0.5
     assert figures["delta_vs_full"].value == 0.6 and figures["rollouts_spanning_versions"].value == 0.3
 
@@ -172,11 +162,9 @@ def test_figures_wait_for_what_is_not_there_yet(driver, tmp_path):
     }
     assert claim.figures({}) == []
     records = records_of(driver, tmp_path)
-    del records["eval_short", 1]
-    lengths = [f for f in claim.figures(records) if f.figure.startswith("length")]
-    assert len(lengths) == 4 and {f.seeds for f in lengths} == {(0,)}, (
-        "a seed that lacks a policy is left out"
-    )
+    del records["eval_windows", 1]
+    gains = [f for f in claim.figures(records) if f.figure.startswith("summary")]
+    assert len(gains) == 2 and {f.seeds for f in gains} == {(0,)}, "a seed that lacks a policy is left out"
 
 
 def test_every_stage_of_the_claims_recipe_belongs_to_an_arm(driver, tmp_path):

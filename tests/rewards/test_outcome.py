@@ -150,3 +150,11 @@ def test_the_prompt_is_free_and_calls_are_counted():
     # q = 0 makes the cost the weighted sum itself: 3 calls at 5 and one turn.
     assert length_cost([segment(0, 0, 0)], TRACE, config) == pytest.approx(16.0)
     assert length_cost([segment(1, 2, 3, 3, 4)], TRACE, config) == pytest.approx(16.0 + 3.5)
+
+
+def test_a_failed_run_pays_for_its_length_although_only_solved_ones_should():
+    config = RewardConfig(length=LengthPenalty(scale=0.01, solved_only=True))
+    for score, pays in ((1.0, True), (0.5, False), (0.0, False)):
+        verdict = Verdict(score)
+        named, total = reward(verdict, [segment(1, 2, 3)], TRACE, "finish", config)
+        assert ("length" in named) == pays and (total == score) == (not pays)

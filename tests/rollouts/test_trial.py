@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cadenza.core.types import TokenKind
 from cadenza.harness import Agent, Limits, ToolLibrary, demo_tools
 from cadenza.harness.tools import ToolResult
 from cadenza.harness.tools.finish import Finish
@@ -117,6 +118,39 @@ def test_the_expert_solves_every_task_through_the_agent(experts, tasks):
 def test_the_expert_solves_tasks_with_two_edits_in_two_files(experts, hard_tasks):
     limits = BIG.model_copy(update={"max_turns": 24})
     assert [r.verdict.score for r in experts(hard_tasks, ExpertConfig(mistake=0.0), limits, 1)] == [1.0] * 3
+
+
+def test_thoughts_before_repairs_say_what_is_wrong_and_change_nothing_else(experts, tasks):
+    plain = experts(tasks, ExpertConfig(mistake=0.0))
+    thinking = experts(tasks, ExpertConfig(mistake=0.0, think=1.0))
+    for silent, aloud in zip(plain, thinking, strict=True):
+        calls = [[e for e in r.trace if e.get("tool") == "replace_def"] for r in (silent, aloud)]
+        assert aloud.verdict.score == 1.0 and not any("think" in e for e in silent.trace)
+        for entry in calls[1]:
+            place, _, purpose = entry["think"].partition(": ")
+            name, _, path = place.partition(" in ")
+            assert f"replace_def {path}\n" in entry["call"] and f"def {name}(" in entry["call"]
+            assert "\n" not in purpose and purpose in entry["call"]
+        assert any(TokenKind.THINK in s.token_kind_T for s in aloud.segments)
+
+
+def test_the_expert_thinks_after_its_mistakes_where_only_that_is_asked(experts, tasks):
+    config = ExpertConfig(mistake=1.0, mistake_other_def=0.0, think_after_mistake=1.0)
+    limits = BIG.model_copy(update={"max_turns": 24})
+    thought = 0
+    for rollout in experts(tasks, config, limits):
+        erred = False
+        for entry in rollout.trace:
+            if entry.get("tool") == "replace_def":
+                assert ("think" in entry) == (erred and entry.get("note") != MISTAKE)
+                if "think" in entry:
+                    changed = entry["think"].splitlines()[1:]
+                    written = [line.strip() for line in entry["call"].splitlines()]
+                    assert all(line[2:] in written for line in changed if line.startswith("+ "))
+                    assert 1 <= len(changed) <= 4
+                    thought += 1
+                erred = entry.get("note") == MISTAKE
+    assert thought >= 4
 
 
 def test_a_deliberate_mistake_is_marked_seen_to_fail_and_repaired(experts, tasks):

@@ -29,6 +29,9 @@ class LengthPenalty(StrictConfig):
     ``think``: weight of a token of a thought or a summary; ``call``: weight of a token of a call; ``output``: weight of
     a token of what a tool answered; ``final``: weight of a token of a closing message. ``per_call``: what one call of a
     tool adds to the weighted tokens, whatever its length; ``per_turn``: what one turn adds, a summary too.
+    ``solved_only``: only runs that solve their task wholly pay. Where failed ones do, too, giving up early is cheaper
+    than another attempt that may fail (Arora and Zanette 2025, "Training Language Models to Reason Efficiently":
+    the price is on correct answers).
     """
 
     scale: float = 0.0
@@ -40,6 +43,7 @@ class LengthPenalty(StrictConfig):
     final: float = 1.0
     per_call: float = 0.0
     per_turn: float = 0.0
+    solved_only: bool = False
 
 
 # Of harness.tools.ERROR_KINDS neither what `broken` and `needless_rerun` count nor the environment's own faults.
@@ -114,7 +118,7 @@ def reward(
         rewards["call_errors"] = sum(
             (worth * errors[kind] for kind, worth in config.call_errors.items()), 0.0
         )
-    if config.length.scale:
+    if config.length.scale and (verdict.score == 1.0 or not config.length.solved_only):
         rewards["length"] = -config.length.scale * length_cost(segments, trace, config.length)
     total = float(sum(rewards.values()))
     if not math.isfinite(total):

@@ -14,8 +14,11 @@ for it remembers in its summaries; without them it reads the list again when the
 
 from __future__ import annotations
 
+import ast
+import difflib
 import random
 import re
+import textwrap
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
@@ -32,24 +35,29 @@ from cadenza.tokens import Call, CompactRenderer, Sampled, Sampling, Summary
 SCRIPTED_VERSION = -1  # the policy version of scripted tokens; no trained policy has it
 MISTAKE = "mistake"
 _MOST_READS = 8  # of one long file
+_MOST_LINES = 4  # of a thought's difference
 _SPECIAL = re.compile(r"<\|[a-z_0-9]+\|>")
 
 
 class ExpertConfig(StrictConfig):
-    """Shares of runs (0..1) that take each optional step. Where a list of reports says what to do, only ``todo`` and
-    ``tests_last`` count.
+    """Shares of runs (0..1) that take each optional step. Where a list of reports says what to do, only ``think``,
+    ``todo`` and ``tests_last`` count.
 
-    ``todo``: keeps a list of what is to be mended. ``list_dir_first``: looks at the folder before anything else.
-    ``tests_first``: runs the tests before reading. ``grep_although_named``: searches although the issue names the
-    place. ``tests_between_files``: runs the tests after the first of two files is mended. ``tests_last``: runs the
-    tests before it finishes. ``mistake``: errs before the repair, where the code allows it. ``mistake_other_def``:
-    share of those that write a definition that was right, of the same file or another, and take it back; the rest write
-    the one to repair. ``mistake_unchanged``: share of the mistakes that write a definition as it is.
-    ``mistake_elsewhere``: share of the others that leave the bug and put a slip on another line; the rest have the
-    right line wrong. ``mistake_again``: share of mistakes in the one to repair followed by one more;
-    ``read_again_after_mistake``: share of mistakes that changed the file after which it reads it again.
+    ``think``: share of repairs before which it thinks: what it is to write, where, and what that is for.
+    ``think_after_mistake``: share of those that follow a mistake, where it also thinks which lines are wrong and
+    what they should be. ``todo``: keeps a list of what is to be mended. ``list_dir_first``: looks at the folder
+    before anything else. ``tests_first``: runs the tests before reading. ``grep_although_named``: searches although
+    the issue names the place. ``tests_between_files``: runs the tests after the first of two files is mended.
+    ``tests_last``: runs the tests before it finishes. ``mistake``: errs before the repair, where the code allows
+    it. ``mistake_other_def``: share of those that write a definition that was right, of the same file or another,
+    and take it back; the rest write the one to repair. ``mistake_unchanged``: share of the mistakes that write a
+    definition as it is. ``mistake_elsewhere``: share of the others that leave the bug and put a slip on another
+    line; the rest have the right line wrong. ``mistake_again``: share of mistakes in the one to repair followed by
+    one more; ``read_again_after_mistake``: share of mistakes that changed the file after which it reads it again.
     """
 
+    think: float = 0.0
+    think_after_mistake: float = 0.0
     todo: float = 0.0
     list_dir_first: float = 0.3
     tests_first: float = 0.5
@@ -90,6 +98,7 @@ class ScriptedExpert:
             None  # (path, definition) that it works on, once something led there
         )
         self._mended: list[str] = []
+        self._erred = False  # its last repair was a mistake
         self._tests = ""  # the first line of the last result
         self._held = ""  # the result that came with the request for a summary
         self._unread: set[str] | None = None  # files the present context does not show; None in the first one
@@ -222,7 +231,7 @@ class ScriptedExpert:
                 return  # no visible test saw the slip, so there is no reason to go on
             mistake = False  # in the first file only
             for edit in edits:
-                yield Call("replace_def", path, edit.new)
+                yield self._repair(edit)
                 self._mended.append(edit.name)
             self._aim = None
             if listing:
@@ -247,7 +256,7 @@ class ScriptedExpert:
                 path, lambda shown, path=path: all(e.old in shown for e in self._edits[path])
             )
             for edit in self._edits[path]:
-                yield Call("replace_def", path, edit.new)
+                yield self._repair(edit)
             if listing:
                 left = self._remaining or [f"x {start.removeprefix('- ')}"]
                 yield Call("todo_write", "", "\n".join(item[:MOST_CHARACTERS] for item in left))
@@ -256,6 +265,12 @@ class ScriptedExpert:
         if self._happens(self._config.tests_last):
             yield from self._test()
         yield Call("finish")
+
+    def _repair(self, edit: DefEdit) -> Call:
+        erred, self._erred = self._erred, False
+        share = self._config.think_after_mistake if erred else self._config.think
+        thinks = share > 0 and self._happens(share)
+        return Call("replace_def", edit.path, edit.new, _thought(edit, erred) if thinks else None)
 
     def _consult(self) -> Generator[Call, str, list[str]]:
         """Reads the list of reports; how each begins."""
@@ -327,7 +342,7 @@ class ScriptedExpert:
             if text is None or text in tried:  # the same mistake twice would teach to repeat oneself
                 return False
             tried.add(text)
-            self._note = MISTAKE
+            self._note, self._erred = MISTAKE, True
             if (yield Call("replace_def", edit.path, text)) == "ok":
                 written = text
                 if (yield from self._test()).startswith("ok"):
@@ -360,7 +375,7 @@ class ScriptedExpert:
         if unread:
             self._note = MISTAKE
             yield Call("read_file", path)
-        self._note = MISTAKE
+        self._note, self._erred = MISTAKE, True
         if (yield Call("replace_def", path, wrong)) == "ok":
             yield from self._test()
             yield Call("replace_def", path, text)
@@ -370,6 +385,17 @@ class ScriptedExpert:
 
     def _mentions(self, name: str) -> bool:
         return _names(self._seen, name)
+
+
+def _thought(edit: DefEdit, erred: bool) -> str:
+    """What is to be written and what it is for, as its docstring begins; after a mistake also a few lines of the
+    difference, which needs a second look by then."""
+    tree = ast.parse(textwrap.dedent(edit.new)).body[0]
+    assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    purpose = (ast.get_docstring(tree) or "").partition("\n")[0]
+    lines = difflib.ndiff(edit.old.splitlines(), edit.new.splitlines()) if erred else []
+    changed = [f"{line[0]} {line[2:].strip()}" for line in lines if line[0] in "+-"]
+    return "\n".join([f"{edit.name} in {edit.path}: {purpose}", *changed[:_MOST_LINES]])
 
 
 def _starts(reports: str) -> list[str]:
