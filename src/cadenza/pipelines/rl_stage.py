@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from cadenza.core.config import StrictConfig, operational
 from cadenza.core.errors import ServiceDied
 from cadenza.core.extras import TRAIN
+from cadenza.core.progress import Bar
 from cadenza.core.types import Rollout, Task
 from cadenza.evaluation.report_inputs import MetricWriter, Span, append_lines, read_metrics
 from cadenza.harness import save_limits
-from cadenza.orchestration.rl_run import RLRun, RunConfig, Services
+from cadenza.orchestration.rl_run import RLRun, RunConfig, RunResult, Services
 from cadenza.pipelines.services import (
     ServicesConfig,
     placement_of,
@@ -25,6 +27,9 @@ from cadenza.pipelines.services import (
 from cadenza.pipelines.stages import Figures, Stage, StageContext
 from cadenza.rollouts.record import to_bytes
 from cadenza.tasks.directory import load_tasks
+
+if TYPE_CHECKING:
+    from cadenza.weights import ChainAddress
 
 TAKE_SPANS_S = 30.0
 CHAIN = "weights"
@@ -66,7 +71,6 @@ class RL(Stage[RLConfig]):
         from cadenza.pipelines.lm_loop import use_bf16
         from cadenza.tokens.tokenizer import Tokenizer
         from cadenza.training.trainer import TrainerService
-        from cadenza.weights import ChainAddress
 
         config = self.config
         tasks = load_tasks(context.input("tasks") / config.split)
@@ -76,37 +80,7 @@ class RL(Stage[RLConfig]):
         dtype = str(torch_dtype(config.services.engine.dtype)).removeprefix("torch.")
         names = RunConfig.model_fields
         run_config = RunConfig.model_validate({k: v for k, v in config.model_dump().items() if k in names})
-        kept = 0
-        own = (context.out / CHAIN).absolute()
-        chain = ChainAddress(
-            config.weights.store or str(own),
-            context.rl_run.replace("/", "-") if config.weights.store else "chain",
-            config.weights.anchor_every,
-            config.weights.keep_anchors,
-        )
-        origin = time.monotonic()  # of the bar, which moves between steps too where time ends the run
-        shown: dict[str, Any] = {"step": 0}
-
-        def percent(elapsed_s: float) -> float:
-            return 100 * min(
-                1.0, max(elapsed_s / config.max_seconds, shown["step"] / max(1, config.max_steps))
-            )
-
-        def on_begin(step: int, elapsed_s: float) -> None:
-            nonlocal origin
-            origin = time.monotonic() - elapsed_s
-            shown["step"] = step
-            bar.set(percent(elapsed_s), **shown)
-
-        def on_rollout(_task: Task, rollout: Rollout) -> None:
-            nonlocal kept
-            kept += 1
-            bar.set(percent(time.monotonic() - origin), **shown)
-            if config.keep_rollouts and kept % config.keep_rollouts == 0:
-                path = context.out / "rollouts" / f"{kept:06}.cdzr"
-                path.parent.mkdir(exist_ok=True)
-                path.write_bytes(to_bytes(rollout))
-
+        chain = self._chain(context)
         with placement_of(config.services) as placement:
             engine = spawn_engine(placement, config.services, model)
             trainer = placement.spawn(
@@ -118,18 +92,11 @@ class RL(Stage[RLConfig]):
                 MetricWriter(context.out, context.name) as metrics,
                 context.progress.bar(f"{context.name}, per cent", 100) as bar,
             ):
-
-                def on_step(step: int, row: dict[str, Any]) -> None:
-                    metrics.write(row["elapsed_s"], step, **row)
-                    append_lines(context.out / "timeline.jsonl", _spans(rl, step, row))
-                    shown["step"] = step
-                    shown["solved"] = round(row["pass_rate"], 2) if "pass_rate" in row else "-"
-                    bar.set(percent(row["elapsed_s"]), **shown)
-
+                told = _Told(config, context.out, metrics, bar)
                 rl = RLRun(
                     Services(trainer, engine, environment, dtype, chain), tasks, run_config, context.seed_for("rl"),
                     context.database, context.rl_run, context.out / "checkpoint",
-                    on_begin=on_begin, on_step=on_step, on_rollout=on_rollout,
+                    on_begin=told.begin, on_step=lambda step, row: told.step(rl, step, row), on_rollout=told.rollout,
                 )  # fmt: skip
                 result = rl.run()
             tokenizer.save(context.out)
@@ -138,7 +105,23 @@ class RL(Stage[RLConfig]):
                 timeout=60
             )
         (context.out / "checkpoint" / "trainer.pt").unlink(missing_ok=True)
-        shutil.rmtree(own, ignore_errors=True)  # the last version lies in the artifact whole
+        # The last version lies in the artifact whole.
+        shutil.rmtree((context.out / CHAIN).absolute(), ignore_errors=True)
+        return self._figures(context, result)
+
+    def _chain(self, context: StageContext) -> ChainAddress:
+        """Where the run's weights are published."""
+        from cadenza.weights import ChainAddress
+
+        weights = self.config.weights
+        return ChainAddress(
+            weights.store or str((context.out / CHAIN).absolute()),
+            context.rl_run.replace("/", "-") if weights.store else "chain",
+            weights.anchor_every,
+            weights.keep_anchors,
+        )
+
+    def _figures(self, context: StageContext, result: RunResult) -> Figures:
         ledger = context.database.ledger(context.rl_run)
         # With those of an earlier attempt at the stage.
         curves = read_metrics(context.out / "metrics" / f"{context.name}.jsonl")
@@ -151,6 +134,44 @@ class RL(Stage[RLConfig]):
             "prompts_trained": sum(e.status == "trained" for e in ledger),
             **{f"{k}_busy": v for k, v in result.busy.items()},
         }
+
+
+class _Told:
+    """What a run tells while it goes: its bar, its metrics, its timeline, and every so many of its rollouts.
+
+    The bar shows how far the run is by steps or by seconds, whichever are further gone, and moves between steps too.
+    """
+
+    def __init__(self, config: RLConfig, out: Path, metrics: MetricWriter, bar: Bar) -> None:
+        self.config, self.out, self.metrics, self.bar = config, out, metrics, bar
+        self.origin = time.monotonic()
+        self.shown: dict[str, Any] = {"step": 0}
+        self.rollouts = 0
+
+    def begin(self, step: int, elapsed_s: float) -> None:
+        self.origin = time.monotonic() - elapsed_s
+        self.shown["step"] = step
+        self._move(elapsed_s)
+
+    def rollout(self, _task: Task, rollout: Rollout) -> None:
+        self.rollouts += 1
+        self._move(time.monotonic() - self.origin)
+        if self.config.keep_rollouts and self.rollouts % self.config.keep_rollouts == 0:
+            path = self.out / "rollouts" / f"{self.rollouts:06}.cdzr"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(to_bytes(rollout))
+
+    def step(self, rl: RLRun, step: int, row: dict[str, Any]) -> None:
+        self.metrics.write(row["elapsed_s"], step, **row)
+        append_lines(self.out / "timeline.jsonl", _spans(rl, step, row))
+        self.shown["step"] = step
+        self.shown["solved"] = round(row["pass_rate"], 2) if "pass_rate" in row else "-"
+        self._move(row["elapsed_s"])
+
+    def _move(self, elapsed_s: float) -> None:
+        by_seconds = elapsed_s / self.config.max_seconds
+        by_steps = self.shown["step"] / max(1, self.config.max_steps)
+        self.bar.set(100 * min(1.0, max(by_seconds, by_steps)), **self.shown)
 
 
 def _spans(rl: RLRun, step: int, row: dict[str, Any]) -> list[Span]:
