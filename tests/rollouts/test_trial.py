@@ -14,7 +14,8 @@ from cadenza.harness.tools.replace_def import ReplaceDef
 from cadenza.harness.tools.run_tests import RunTests
 from cadenza.harness.windows import WindowConfig
 from cadenza.rollouts import ExpertConfig, ScriptedExpert, Trial, run_trial, run_trials
-from cadenza.rollouts.expert import MISTAKE, SCRIPTED_VERSION
+from cadenza.rollouts.expert import MISTAKE, SCRIPTED_VERSION, _thought
+from cadenza.rollouts.gold_edits import DefEdit
 from cadenza.rollouts.record import from_bytes, to_bytes
 from cadenza.tasks.issues import REPORTS
 from cadenza.tokens import Call, Sampled, Sampling, SessionLost
@@ -132,6 +133,13 @@ def test_thoughts_before_repairs_say_what_is_wrong_and_change_nothing_else(exper
             assert f"replace_def {path}\n" in entry["call"] and f"def {name}(" in entry["call"]
             assert "\n" not in purpose and purpose in entry["call"]
         assert any(TokenKind.THINK in s.token_kind_T for s in aloud.segments)
+
+
+def test_a_method_with_flush_lines_in_its_strings_has_no_thought():
+    text = '    def f(self):\n        """Says it.\n\nTwice."""\n        return """\n{}"""'
+    edit = DefEdit("m.py", "f", 2, text.format("a"), text.format("b"))
+    assert _thought(edit, erred=False) == "f in m.py: Says it."
+    assert _thought(edit, erred=True).splitlines()[1:] == ['- a"""', '+ b"""']
 
 
 def test_the_expert_thinks_after_its_mistakes_where_only_that_is_asked(experts, tasks):

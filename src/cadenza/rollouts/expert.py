@@ -18,13 +18,12 @@ import ast
 import difflib
 import random
 import re
-import textwrap
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 from cadenza.core.config import StrictConfig
 from cadenza.core.types import Task
-from cadenza.harness.definitions import definitions
+from cadenza.harness.definitions import Node, definitions
 from cadenza.harness.tools.todo_write import MOST_CHARACTERS
 from cadenza.rollouts.gold_edits import DefEdit, gold_edits
 from cadenza.rollouts.mistakes import wrong_definition
@@ -390,8 +389,9 @@ class ScriptedExpert:
 def _thought(edit: DefEdit, erred: bool) -> str:
     """What is to be written and what it is for, as its docstring begins; after a mistake also a few lines of the
     difference, which needs a second look by then."""
-    tree = ast.parse(textwrap.dedent(edit.new)).body[0]
-    assert isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    # A method under a heading: it is indented, and the lines of its strings perhaps not.
+    source = f"if method:\n{edit.new}" if edit.new[0].isspace() else edit.new
+    tree = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, Node))
     purpose = (ast.get_docstring(tree) or "").partition("\n")[0]
     lines = difflib.ndiff(edit.old.splitlines(), edit.new.splitlines()) if erred else []
     changed = [f"{line[0]} {line[2:].strip()}" for line in lines if line[0] in "+-"]
