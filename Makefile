@@ -38,8 +38,8 @@ demo: $(STAMP) ## train the demo agent from tasks to report; QUICK=1 for a short
 .PHONY: proof
 proof: $(STAMP) ## measure the claims that are not recorded yet (hours; resumable by claim, arm and seed)
 	$(BIN)/python experiments/first_loop.py
-	$(BIN)/python experiments/whole_loop.py
 	$(BIN)/python experiments/length_price.py
+	$(BIN)/python experiments/whole_loop.py
 
 .PHONY: test
 test: $(STAMP) test-deps lint docs ## everything a change must pass
