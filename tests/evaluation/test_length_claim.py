@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from experiments_made import experiment
 from runs_made import evaluation
+
+from cadenza.evaluation.statistics import Outcomes
 
 SAVED = {"easy": 0.4, "hard": 0.1}
 
@@ -58,6 +61,13 @@ def test_a_price_on_length_is_compared_on_other_tasks_or_with_another_policy(dri
     assert over.value == pytest.approx(30, abs=1) and over.interval and over.interval[0] > 20
     assert easy.seeds == (0, 1) and 30 <= (easy.n or 0) < 60 <= (hard.n or 0) < 90
     assert "met" in (figures["length_pass1_change_points"].note or "")
+
+
+def test_easy_tasks_are_others_than_those_that_sft_solves_most_often(driver):
+    rates = {"f": 1, "e": 1, "d": 1, "c": 0, "b": 0, "a": 0}
+    solved = np.array([[float(rate)] for rate in rates.values()])
+    outcomes = Outcomes(tuple(rates), solved, np.ones_like(solved))
+    assert driver._easiest(outcomes) == {"d", "e"}, "a third, ties by name"
 
 
 def test_a_price_that_costs_solved_tasks_is_said_to_miss_its_bar(driver, tmp_path):
